@@ -1,0 +1,100 @@
+# Everything this project can do; `make` alone lists it. Only Python 3.10 or newer and make are assumed: the first
+# command that needs something installs it into .venv, with uv where there is uv, else with pip.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHONS := $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10 python3.14 python
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+# What is said on the command line travels through the environment, word for word, so that a prompt may hold
+# apostrophes, quotes and dollar signs. A SIZE or an OUT that only happens to be in the environment is not meant.
+SAID := PROMPT MODEL SIZE STEPS GUIDANCE SEED IMAGE OUT NB
+$(foreach v,$(SAID),$(eval override $(v) := $(if $(findstring command,$(origin $(v))),$$(value $(v)))))
+export $(SAID)
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s  %s\n", $$1, $$2}' Makefile
+	@echo 'For example: make generate PROMPT="a red circle above a blue square" SEED=7 OUT=circle.png'
+
+generate: has-prompt $(VENV)/.base ## draw PROMPT="…" (also MODEL, SIZE, STEPS, GUIDANCE, SEED, IMAGE, OUT)
+	@$(BIN)/kleinlite generate $${MODEL:+--model "$$MODEL"} $${SIZE:+--size "$$SIZE"} \
+	  $${STEPS:+--steps "$$STEPS"} $${GUIDANCE:+--guidance "$$GUIDANCE"} $${SEED:+--seed "$$SEED"} \
+	  $${IMAGE:+--image "$$IMAGE"} $${OUT:+-o "$$OUT"} -- "$$PROMPT"
+
+has-prompt:
+	@test -n "$$PROMPT" || { echo 'Say what to draw: make generate PROMPT="a red circle above a blue square"'; exit 2; }
+
+setup: $(VENV)/.book ## install what reading, running and building the book takes
+
+lab: $(VENV)/.book ## open the book in JupyterLab
+	$(BIN)/jupyter-lab notebooks
+
+test: check test-notebooks book ## all tests: the quick ones, every notebook from top to bottom, the site
+
+check: lint ## the quick tests: promotion in step, lint, pytest
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.book ## promotion in step, and what linter and formatter would change
+	$(BIN)/python -m kleinlite.promote --check
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+test-notebooks: $(VENV)/.book ## run every notebook and compare (nbval)
+	$(if $(wildcard notebooks/*.ipynb),$(BIN)/python -m pytest -q -p nbval --nbval-lax --nbval-current-env \
+	  --nbval-cell-timeout 600 notebooks)
+
+format: $(VENV)/.book ## let the formatter write notebooks and modules, then promote
+	$(BIN)/ruff check --select I --fix
+	$(BIN)/ruff format
+	$(BIN)/python -m kleinlite.promote
+
+promote: $(VENV)/.book ## write the package from the notebooks
+	$(BIN)/python -m kleinlite.promote
+
+run-notebooks: $(VENV)/.book ## run the notebooks and store what they show (all, or NB="01 05")
+	$(BIN)/python -m kleinlite.notebooks run $$NB
+
+clean-notebooks: $(VENV)/.book ## tidy what a session in Jupyter stored (all, or NB="01 05")
+	$(BIN)/python -m kleinlite.notebooks clean $$NB
+
+book: $(VENV)/.book ## build the site into book/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook build
+
+serve: $(VENV)/.book ## show the site on this machine, and build it again on every change
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve
+
+clean: ## remove what can be made again, except .venv
+	rm -rf book dist .pytest_cache .ruff_cache
+
+.PHONY: help generate has-prompt setup lab test check lint test-notebooks format promote run-notebooks \
+  clean-notebooks book serve clean
+
+# The environment. One stamp for what generating takes, one for the book; a newer pyproject.toml installs again.
+
+$(VENV)/.base: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(call install,.)
+	@touch $@
+
+$(VENV)/.book: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(call install,.[book])
+	@touch $(VENV)/.base $@
+
+HAS_UV := uv --version >/dev/null 2>&1
+
+define install
+@echo "Installing what this needs into $(VENV) ..."
+@if $(HAS_UV); then uv pip install -q --python $(BIN)/python -e "$(1)"; \
+else $(BIN)/python -m pip install -q --disable-pip-version-check -e "$(1)" \
+  && $(BIN)/python -m pip uninstall -qq -y rfc3987-syntax; fi # see [tool.uv] in pyproject.toml
+endef
+
+$(VENV)/pyvenv.cfg:
+	@for python in $(PYTHONS); do \
+	  found=$$("$$python" -c 'import sys; sys.version_info >= (3, 10) and print(sys.executable)' 2>/dev/null); \
+	  test -n "$$found" || continue; \
+	  if $(HAS_UV); then uv venv -q --python "$$found" $(VENV); else "$$found" -m venv $(VENV); fi && exit; \
+	  rm -rf $(VENV); \
+	  echo "$$found could not make an environment: install its venv module (Debian: python3-venv), or uv."; exit 1; \
+	done; \
+	echo "Python 3.10 or newer was not found. Name one: make setup PYTHON=/path/to/python3"; exit 1

@@ -1,0 +1,327 @@
+"""Drawn pictures with captions and edits: the world that klein-nano learns.
+
+Two families, paper-cut shapes and little landscapes. A `Scene` is plain data, so that a picture, its captions, an edit
+and the check whether a generated picture shows what was asked all come from the same few fields. Everything follows
+from a seed: `sample(seed)` is the same scene everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from dataclasses import dataclass, replace
+
+from PIL import Image, ImageDraw
+
+COLOURS = {
+    "red": (214, 48, 49), "orange": (240, 138, 36), "yellow": (250, 211, 60), "green": (60, 160, 82),
+    "blue": (58, 96, 214), "purple": (134, 78, 190), "pink": (242, 140, 186), "white": (250, 250, 248),
+    "black": (44, 44, 54),
+}  # fmt: skip
+BACKGROUNDS = {
+    "white": (243, 242, 238), "yellow": (250, 238, 180), "pink": (250, 214, 226), "green": (200, 230, 200),
+    "blue": (184, 212, 244), "purple": (214, 202, 238),
+}  # fmt: skip
+SHAPES = ("circle", "square", "triangle", "star", "heart", "diamond")
+RELATIONS = {"above": "vertical", "below": "vertical", "left of": "horizontal", "right of": "horizontal"}
+PLACES = ("top", "bottom", "left", "right")  # where the lone shape of a scene with room for another stands
+SKIES = {"day": ((92, 172, 240), (214, 238, 252)), "sunset": ((126, 84, 164), (250, 176, 110)), "night": (
+    (20, 24, 62), (46, 56, 112))}  # fmt: skip
+SUNS = {"day": "yellow sun", "sunset": "orange sun", "night": "white moon"}
+WHEN = {"day": "by day", "sunset": "at sunset", "night": "at night"}
+GROUNDS = {
+    "hills": ("green hills", (108, 190, 92), (84, 166, 78)),
+    "desert": ("yellow dunes", (226, 190, 124), (208, 168, 100)),
+    "snow": ("white snow", (244, 247, 252), (220, 230, 244)),
+    "sea": ("a blue sea", (44, 116, 198), (32, 94, 172)),
+}
+LAND_THINGS = {"house": ("red", "blue", "purple", "yellow", "white"), "tree": ("green", "orange", "pink")}
+SEA_THINGS = {"boat": ("red", "yellow", "white", "green", "purple")}
+SIDES = ("left", "right")
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A shape, house, tree or boat: what, which colour, where (top, bottom, left, right or centre)."""
+
+    kind: str
+    colour: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a picture shows. Shapes have a background; landscapes have a sky, a ground and a sun (the moon at night)."""
+
+    things: tuple[Thing, ...]
+    background: str | None = None
+    sky: str | None = None
+    ground: str | None = None
+    sun_side: str | None = None
+    jitter: int = 0  # seed of the small shifts that no caption mentions
+
+    @property
+    def is_landscape(self) -> bool:
+        return self.sky is not None
+
+
+def _other(place: str) -> str:
+    return {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}[place]
+
+
+def _thing_colours(ground: str | None) -> dict[str, tuple[str, ...]]:
+    """Which things can stand in a scene with this ground (None: paper shapes), in which colours."""
+    if ground is None:
+        return {kind: tuple(COLOURS) for kind in SHAPES}
+    return SEA_THINGS if ground == "sea" else LAND_THINGS
+
+
+def _pick_thing(rng: random.Random, ground: str | None, place: str, unlike: Thing | None = None) -> Thing:
+    """A random thing; two things of a scene never share their kind, so that an edit can name one of them by it."""
+    kinds = _thing_colours(ground)
+    if unlike is not None and len(kinds) > 1:
+        kinds = {kind: colours for kind, colours in kinds.items() if kind != unlike.kind}
+    kind = rng.choice(list(kinds))
+    return Thing(kind, rng.choice(kinds[kind]), place)
+
+
+def sample(seed: int) -> Scene:
+    """A random scene, the same for the same seed."""
+    rng = random.Random(seed)
+    jitter = rng.randrange(1 << 30)
+    if rng.random() < 0.55:
+        count = rng.choice((1, 1, 2, 2, 2))
+        first = rng.choice(("centre", *PLACES)) if count == 1 else rng.choice(("top", "left"))
+        things = [_pick_thing(rng, None, first)]
+        if count == 2:
+            things.append(_pick_thing(rng, None, _other(first), unlike=things[0]))
+        return Scene(tuple(things), background=rng.choice(list(BACKGROUNDS)), jitter=jitter)
+    ground = rng.choice(list(GROUNDS))
+    count = rng.choice((0, 1, 1, 1) if ground == "sea" else (0, 1, 1, 1, 2, 2))
+    things = []
+    if count:
+        things.append(_pick_thing(rng, ground, "left" if count == 2 else rng.choice(SIDES)))
+    if count == 2:
+        things.append(_pick_thing(rng, ground, "right", unlike=things[0]))
+    return Scene(
+        tuple(things), sky=rng.choice(list(SKIES)), ground=ground, sun_side=rng.choice(SIDES), jitter=jitter
+    )  # fmt: skip
+
+
+def captions(scene: Scene) -> list[str]:
+    """Every sentence of the grammar that describes the scene, from short to complete."""
+    a = [f"a {t.colour} {t.kind}".replace("a orange", "an orange") for t in scene.things]
+    if not scene.is_landscape:
+        on = f"on a {scene.background} background"
+        if len(a) == 1:
+            place = scene.things[0].place
+            at = {"centre": ["", " in the middle"], "top": [" at the top"], "bottom": [" at the bottom"]}
+            said = at.get(place, [f" on the {place}"])
+            return [f"a {scene.things[0].kind}"] + [a[0] + s for s in said] + [f"{a[0]}{s} {on}" for s in said]
+        there, back = ("above", "below") if scene.things[0].place == "top" else ("left of", "right of")
+        pairs = [f"{a[0]} {there} {a[1]}", f"{a[1]} {back} {a[0]}"]
+        return pairs + [f"{p} {on}" for p in pairs]
+    ground, when = GROUNDS[scene.ground][0], WHEN[scene.sky]
+    sun = f"{'an' if scene.sky == 'sunset' else 'a'} {SUNS[scene.sky]}"
+    body = "moon" if scene.sky == "night" else "sun"
+    side = f"with the {body} on the {scene.sun_side}"
+    if not a:
+        return [f"{sun} over {ground}", f"{ground} {when}", f"{ground} {when} {side}"]
+    if len(a) == 1:
+        on_side = f" on the {scene.things[0].place}"
+        return [
+            f"a {scene.things[0].kind}", a[0], f"{a[0]} under {sun}", f"{a[0]} on {ground}",
+            f"{a[0]} on {ground} {when}", f"{a[0]}{on_side} under {sun}", f"{a[0]} on {ground} {when} {side}",
+        ]  # fmt: skip
+    pairs = [f"{a[0]} left of {a[1]}", f"{a[1]} right of {a[0]}"]
+    return [f"{p}{tail}" for p in pairs for tail in (f" under {sun}", f" on {ground}", f" on {ground} {when}")]
+
+
+def held_out(caption: str) -> bool:
+    """One caption in ten is never trained on. It depends on the sentence alone, so both sets are disjoint."""
+    return zlib.crc32(caption.encode()) % 10 == 0
+
+
+def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
+    """Reference scenes, an instruction, and the scene that should come out; the same for the same seed."""
+    rng = random.Random(seed ^ 0x5EED)
+    scene = sample(rng.randrange(1 << 30))
+    options = ["sky"] if scene.is_landscape else ["background"]
+    if scene.is_landscape and scene.ground != "sea":
+        options.append("ground")
+    if scene.things:
+        options += ["recolour", "recolour", "remove", "swap"]
+    if len(scene.things) == 1 and scene.things[0].place != "centre" and scene.ground != "sea":
+        options += ["add", "together"]
+    how = rng.choice(options)
+    if how == "sky":
+        sky = rng.choice([s for s in SKIES if s != scene.sky])
+        return (scene,), f"make it {sky}", replace(scene, sky=sky)
+    if how == "ground":
+        ground = rng.choice([g for g in ("hills", "desert", "snow") if g != scene.ground])
+        return (scene,), f"change the ground to {GROUNDS[ground][0]}", replace(scene, ground=ground)
+    if how == "background":
+        background = rng.choice([c for c in BACKGROUNDS if c != scene.background])
+        return (scene,), f"make the background {background}", replace(scene, background=background)
+    i = rng.randrange(len(scene.things))
+    thing = scene.things[i]
+    if how == "remove":
+        return (
+            (scene,),
+            f"remove the {thing.kind}",
+            replace(scene, things=scene.things[:i] + scene.things[i + 1 :]),
+        )
+    if how in ("add", "together"):
+        new = _pick_thing(rng, scene.ground, _other(thing.place), unlike=thing)
+        things = tuple(sorted((thing, new), key=lambda t: t.place not in ("top", "left")))
+        if how == "add":
+            text = f"add a {new.colour} {new.kind}".replace("a orange", "an orange")
+            return (scene,), text, replace(scene, things=things)
+        return (scene, replace(scene, things=(new,))), "put both together", replace(scene, things=things)
+    others = set(_thing_colours(scene.ground)) - {t.kind for t in scene.things}
+    if how == "swap" and others:
+        kind = rng.choice(sorted(others))
+        colours = _thing_colours(scene.ground)[kind]
+        colour = thing.colour if thing.colour in colours else rng.choice(colours)
+        new = Thing(kind, colour, thing.place)
+        text = (
+            f"turn the {thing.kind} into a {kind}"
+            if colour == thing.colour
+            else f"turn the {thing.kind} into a {colour} {kind}"
+        )
+    else:
+        colour = rng.choice([c for c in _thing_colours(scene.ground)[thing.kind] if c != thing.colour])
+        new, text = replace(thing, colour=colour), f"make the {thing.kind} {colour}"
+    text = text.replace("a orange", "an orange")
+    return (scene,), text, replace(scene, things=scene.things[:i] + (new,) + scene.things[i + 1 :])
+
+
+# Drawing. All coordinates are fractions of the side; pictures are drawn at OVERSAMPLE times the size and shrunk.
+OVERSAMPLE = 3
+
+
+def _polygon(kind: str, x: float, y: float, r: float) -> list[tuple[float, float]]:
+    """Corners of a shape of radius r around (x, y)."""
+    if kind == "square":
+        return [(x + sx * r * 0.86, y + sy * r * 0.86) for sx, sy in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
+    if kind == "triangle":
+        return [(x, y - r), (x + r, y + r * 0.8), (x - r, y + r * 0.8)]
+    if kind == "diamond":
+        return [(x, y - r * 1.1), (x + r * 0.75, y), (x, y + r * 1.1), (x - r * 0.75, y)]
+    if kind == "star":
+        radius = lambda i: r * (1.1 if i % 2 == 0 else 0.46)
+        turn = lambda i: -math.pi / 2 + i * math.pi / 5
+        return [(x + radius(i) * math.cos(turn(i)), y + radius(i) * math.sin(turn(i))) for i in range(10)]
+    if kind == "heart":
+        ts = [2 * math.pi * i / 60 for i in range(60)]
+        depth = lambda t: 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
+        return [(x + r * math.sin(t) ** 3, y - r * depth(t) / 16 + r * 0.05) for t in ts]
+    return [(x + r * math.cos(2 * math.pi * i / 60), y + r * math.sin(2 * math.pi * i / 60)) for i in range(60)]
+
+
+class _Canvas:
+    """ImageDraw with fractions of the side in place of pixels."""
+
+    def __init__(self, size: int):
+        self.side = size * OVERSAMPLE
+        self.image = Image.new("RGB", (self.side, self.side))
+        self.draw = ImageDraw.Draw(self.image)
+
+    def polygon(self, points, colour) -> None:
+        self.draw.polygon([(px * self.side, py * self.side) for px, py in points], fill=colour)
+
+    def box(self, x0, y0, x1, y1, colour) -> None:
+        self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], colour)
+
+    def disc(self, x, y, r, colour) -> None:
+        self.polygon(_polygon("circle", x, y, r), colour)
+
+
+def _mix(a, b, share: float) -> tuple[int, ...]:
+    return tuple(round(p + (q - p) * share) for p, q in zip(a, b))
+
+
+def _draw_shapes(canvas: _Canvas, scene: Scene, rng: random.Random) -> None:
+    ground = BACKGROUNDS[scene.background]
+    canvas.box(0, 0, 1, 1, ground)
+    centres = {
+        "centre": (0.5, 0.5),
+        "top": (0.5, 0.27),
+        "bottom": (0.5, 0.73),
+        "left": (0.27, 0.5),
+        "right": (0.73, 0.5),
+    }
+    for thing in scene.things:
+        x, y = (c + rng.uniform(-0.025, 0.025) for c in centres[thing.place])
+        r = (0.3 if thing.place == "centre" else 0.19) * rng.uniform(0.94, 1.06)
+        canvas.polygon(_polygon(thing.kind, x + 0.02, y + 0.025, r), _mix(ground, (60, 60, 80), 0.3))  # the shadow
+        canvas.polygon(_polygon(thing.kind, x, y, r), COLOURS[thing.colour])
+
+
+def _draw_house(canvas: _Canvas, x, y, colour, dim) -> None:
+    canvas.box(x - 0.13, y - 0.2, x + 0.13, y, dim(colour))
+    canvas.polygon([(x - 0.17, y - 0.2), (x, y - 0.36), (x + 0.17, y - 0.2)], dim((122, 74, 60)))
+    canvas.box(x - 0.08, y - 0.13, x - 0.01, y, dim((92, 58, 48)))
+    canvas.box(x + 0.03, y - 0.15, x + 0.09, y - 0.09, (255, 232, 140))  # the window stays lit at night
+
+
+def _draw_tree(canvas: _Canvas, x, y, colour, dim) -> None:
+    canvas.box(x - 0.025, y - 0.16, x + 0.025, y, dim((112, 76, 54)))
+    for dx, dy, r in ((-0.06, -0.2, 0.085), (0.06, -0.2, 0.085), (0, -0.29, 0.1)):
+        canvas.disc(x + dx, y + dy, r, dim(colour))
+
+
+def _draw_boat(canvas: _Canvas, x, y, colour, dim) -> None:
+    canvas.polygon([(x - 0.18, y - 0.1), (x + 0.18, y - 0.1), (x + 0.11, y), (x - 0.11, y)], dim(colour))
+    canvas.box(x - 0.012, y - 0.4, x + 0.012, y - 0.1, dim((92, 66, 52)))
+    canvas.polygon([(x + 0.025, y - 0.38), (x + 0.16, y - 0.14), (x + 0.025, y - 0.14)], dim((250, 250, 246)))
+
+
+def _draw_landscape(canvas: _Canvas, scene: Scene, rng: random.Random) -> None:
+    top, bottom = SKIES[scene.sky]
+    horizon, strips = 0.62, 48
+    for i in range(strips):
+        canvas.box(0, horizon * i / strips, 1, horizon * (i + 1) / strips + 0.01, _mix(top, bottom, i / (strips - 1)))
+    dim = (lambda c: _mix(c, (24, 28, 66), 0.55)) if scene.sky == "night" else (lambda c: c)
+    x = (0.24 if scene.sun_side == "left" else 0.76) + rng.uniform(-0.03, 0.03)
+    y = 0.19 + rng.uniform(-0.02, 0.02)
+    if scene.sky == "night":
+        for sx, sy in (
+            (0.07, 0.1),
+            (0.4, 0.07),
+            (0.52, 0.24),
+            (0.62, 0.1),
+            (0.93, 0.32),
+            (0.09, 0.38),
+            (0.44, 0.42),
+        ):
+            canvas.disc(sx, sy, 0.011, (236, 238, 250))
+        canvas.disc(x, y, 0.1, (248, 246, 226))
+        canvas.disc(x + 0.045, y - 0.02, 0.085, _mix(top, bottom, 0.25))
+    else:
+        disc = (255, 222, 74) if scene.sky == "day" else (255, 122, 60)
+        canvas.disc(x, y, 0.13, _mix(disc, _mix(top, bottom, 0.3), 0.55))
+        canvas.disc(x, y, 0.1, disc)
+    _, near, far = GROUNDS[scene.ground]
+    near, far = dim(near), dim(far)
+    if scene.ground == "sea":
+        canvas.box(0, horizon, 1, 1, far)
+        canvas.box(0, horizon + 0.16, 1, 1, near)
+    else:
+        phase = rng.uniform(0, 2 * math.pi)
+        for k, (colour, base, height) in enumerate(((far, horizon - 0.03, 0.045), (near, horizon + 0.1, 0.035))):
+            edge = [(i / 40, base + height * math.sin(5 * i / 40 + phase + 2.2 * k)) for i in range(41)]
+            canvas.polygon([*edge, (1, 1), (0, 1)], colour)
+    draw = {"house": _draw_house, "tree": _draw_tree, "boat": _draw_boat}
+    for thing in scene.things:
+        x = (0.27 if thing.place == "left" else 0.73) + rng.uniform(-0.025, 0.025)
+        y = 0.84 + rng.uniform(-0.015, 0.015)
+        draw[thing.kind](canvas, x, y, COLOURS[thing.colour], dim)
+
+
+def draw(scene: Scene, size: int = 96) -> Image.Image:
+    """The scene as an RGB picture of size × size pixels."""
+    canvas, rng = _Canvas(size), random.Random(scene.jitter)
+    (_draw_landscape if scene.is_landscape else _draw_shapes)(canvas, scene, rng)
+    return canvas.image.resize((size, size), Image.Resampling.BOX)

@@ -1,0 +1,464 @@
+"""Training klein-nano.
+
+We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of
+captions, and a transformer that learns to paint them.
+
+Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 7c450872)
+"""
+
+import json
+import math
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from .autoencoder import Autoencoder, AutoencoderConfig, pack
+from .checkpoints import autoencoder_sources, for_folder, text_encoder_sources, transformer_sources
+from .position_ids import image_ids, reference_ids, text_ids
+from .sampling import guide, schedule
+from .scenes import Scene, captions, draw, held_out, sample, sample_edit
+from .text_encoder import PAD, TEMPLATE, TextEncoder, TextEncoderConfig, tokenize
+from .transformer import Transformer, TransformerConfig
+
+__all__ = [
+    "to_batch",
+    "pictures",
+    "psnr",
+    "initialise",
+    "learning_rate",
+    "Run",
+    "autoencoder_batch",
+    "autoencoder_loss",
+    "measure_latents",
+    "QWEN_SPLIT",
+    "train_tokenizer",
+    "sentence",
+    "text_batch",
+    "text_encoder_loss",
+    "shifted_times",
+    "encode_scenes",
+    "encode_training_set",
+    "FlowData",
+    "flow_ids",
+    "flow_loss",
+    "flow_optimizer",
+    "distill_loss",
+    "transformer_json",
+    "autoencoder_json",
+    "text_encoder_json",
+    "model_index",
+    "SCHEDULER_JSON",
+    "TOKENIZER_JSON",
+    "CHAT_TEMPLATE",
+    "save_part",
+    "save_transformer",
+    "save_encoders",
+]
+
+
+def to_batch(scenes: list[Scene], size: int) -> mx.array:
+    """Drawn scenes as pixels in [-1, 1], (b, size, size, 3)."""
+    rows = [mx.array(memoryview(draw(scene, size).tobytes())) for scene in scenes]
+    return mx.stack(rows).reshape(len(scenes), size, size, 3).astype(mx.float32) / 127.5 - 1
+
+
+def pictures(seeds: list[int], size: int) -> mx.array:
+    """The scenes of these seeds as pixels, (b, size, size, 3)."""
+    return to_batch([sample(seed) for seed in seeds], size)
+
+
+def psnr(a: mx.array, b: mx.array) -> float:
+    """Peak signal-to-noise ratio in decibels of pixels in [-1, 1]."""
+    return 10 * math.log10(4 / ((a - b) ** 2).mean().item())
+
+
+def initialise(model: nn.Module, key: mx.array, damp: tuple[str, ...] = (), damping: float = 0.1) -> None:
+    """Weights normal with variance 1/fan-in, biases zero; matrices whose name ends in one of `damp` start smaller.
+
+    Damped last matrices of residual branches let a fresh network begin close to the identity.
+    """
+    weights = []
+    for name, w in tree_flatten(model.trainable_parameters()):
+        if w.ndim >= 2:
+            key, sub = mx.random.split(key)
+            scale = damping if name.endswith(tuple(f"{d}.weight" for d in damp)) else 1.0
+            weights.append((name, scale * math.prod(w.shape[1:]) ** -0.5 * mx.random.normal(w.shape, key=sub)))
+        elif name.endswith("bias"):
+            weights.append((name, mx.zeros_like(w)))
+    model.update(tree_unflatten(weights))
+
+
+def learning_rate(peak: float, steps: int, warmup: int = 100) -> Callable[[mx.array], mx.array]:
+    """A short linear rise, then half a cosine down to a hundredth of the peak at `steps`."""
+    down = optim.cosine_decay(peak, max(steps - warmup, 1), peak / 100)
+    return optim.join_schedules([optim.linear_schedule(peak / 100, peak, warmup), down], [warmup])
+
+
+class Run:
+    """A training run that can be stopped at any time: weights, their moving average, optimizer and step in one file."""
+
+    def __init__(self, path: Path, model: nn.Module, optimizer: optim.Optimizer, decay: float = 0.999):
+        self.path, self.model, self.optimizer, self.decay = Path(path), model, optimizer, decay
+        self.step = 0
+        optimizer.init(model.trainable_parameters())
+        self.average = tree_map(lambda w: w + 0, model.trainable_parameters())
+        if self.path.exists():
+            arrays, info = mx.load(str(self.path), return_metadata=True)
+            part = lambda name: tree_unflatten(
+                [(k[len(name) + 1 :], v) for k, v in arrays.items() if k.startswith(name + ".")]
+            )
+            model.update(part("model"))
+            optimizer.state = part("optimizer")
+            self.average, self.step = part("average"), int(info["step"])
+
+    def save(self) -> None:
+        """Write the file in one move, so that a stop in the middle leaves the old one."""
+        parts = {
+            "model": self.model.trainable_parameters(),
+            "optimizer": self.optimizer.state,
+            "average": self.average,
+        }
+        arrays = {f"{name}.{k}": v for name, tree in parts.items() for k, v in tree_flatten(tree)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial.safetensors")
+        mx.save_safetensors(str(partial), arrays, {"step": str(self.step)})
+        os.replace(partial, self.path)
+
+    def steps(self, until: int, loss: Callable[..., mx.array], batches: Callable[[int], tuple]) -> Iterator[float]:
+        """Train until step `until`, yielding each step's loss. `batches(step)` makes the arguments of `loss(model, …)`.
+
+        A batch depends on the step alone, so a resumed run sees what an uninterrupted one would have seen.
+        """
+        value_and_grad = nn.value_and_grad(self.model, lambda *batch: loss(self.model, *batch))
+        state = [self.model.state, self.optimizer.state]
+
+        def update(batch):
+            value, grads = value_and_grad(*batch)
+            grads, _ = optim.clip_grad_norm(grads, 1.0)
+            self.optimizer.update(self.model, grads)
+            return value
+
+        update = mx.compile(update, inputs=state, outputs=state)
+        while self.step < until:
+            value = update(batches(self.step))
+            # A young average forgets faster: with a fixed decay it would remember the random start.
+            decay = min(self.decay, (1 + self.step) / (10 + self.step))
+            weights = self.model.trainable_parameters()
+            self.average = tree_map(lambda a, w, d=decay: d * a + (1 - d) * w, self.average, weights)
+            mx.eval(value, state, self.average)
+            self.step += 1
+            yield value.item()
+
+
+def autoencoder_batch(step: int, batch: int, size: int, crop: int) -> tuple[mx.array, mx.array]:
+    """Random crops of fresh scenes (b, crop, crop, 3), and the noise key of this step."""
+    rng = random.Random(step)
+    x = pictures([step * batch + i for i in range(batch)], size)
+    at = [(i, rng.randint(0, size - crop), rng.randint(0, size - crop)) for i in range(batch)]
+    return mx.stack([x[i, r : r + crop, c : c + crop] for i, r, c in at]), mx.random.key(step)
+
+
+def autoencoder_loss(model: Autoencoder, pixels: mx.array, key: mx.array, kl_weight: float = 2e-4) -> mx.array:
+    """Picture through a noisy latent and back: absolute and squared error, and a light pull towards unit normal."""
+    mean, logvar = mx.split(model.encoder(pixels), 2, axis=-1)
+    logvar = mx.clip(logvar, -20, 10)
+    z = mean + mx.exp(0.5 * logvar) * mx.random.normal(mean.shape, key=key)
+    error = model.decoder(z) - pixels
+    kl = 0.5 * (mean * mean + mx.exp(logvar) - 1 - logvar)
+    return mx.abs(error).mean() + 4 * (error * error).mean() + kl_weight * kl.mean()
+
+
+def measure_latents(model: Autoencoder, size: int, count: int = 512) -> None:
+    """Fill the autoencoder's batch-norm statistics from `count` drawn scenes."""
+    means = [
+        mx.split(model.encoder(pictures(list(range(i, i + 16)), size)), 2, axis=-1)[0] for i in range(0, count, 16)
+    ]
+    mx.eval(means)
+    z = pack(mx.concatenate(means))
+    model.bn.running_mean, model.bn.running_var = z.mean(axis=(0, 1, 2)), z.var(axis=(0, 1, 2))
+
+
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def train_tokenizer(vocab: int = 640) -> Tokenizer:
+    """A byte-level BPE tokenizer in Qwen's form, its merges learned from the grammar's sentences."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(QWEN_SPLIT), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    sentences = [s for seed in range(4000) for s in (*captions(sample(seed)), sample_edit(seed)[1])]
+    template = [TEMPLATE.format("").replace("<think>", "").replace("</think>", "")] * 100
+    trainer = trainers.BpeTrainer(vocab_size=vocab - 5, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(sentences + template, trainer)
+    tokenizer.add_special_tokens([PAD, "<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)])
+    return tokenizer
+
+
+def sentence(rng: random.Random, seed: int) -> str:
+    """A caption of scene `seed` or, one time in four, an edit instruction; never a held-out one."""
+    if rng.random() < 0.25:
+        return sample_edit(seed)[1]
+    return rng.choice([c for c in captions(sample(seed)) if not held_out(c)] or [""])
+
+
+def text_batch(tokenizer: Tokenizer, tokens: int, step: int, batch: int) -> tuple[mx.array, mx.array]:
+    """Random sentences of the grammar as ids and mask, (b, tokens) each."""
+    rng = random.Random(step)
+    return tokenize(tokenizer, [sentence(rng, step * batch + i) for i in range(batch)], tokens)
+
+
+def text_encoder_loss(model: TextEncoder, ids: mx.array, mask: mx.array) -> mx.array:
+    """Cross-entropy of the next token, over real tokens: how language models learn."""
+    loss = nn.losses.cross_entropy(model.logits(ids, mask)[:, :-1], ids[:, 1:])
+    real = mask[:, 1:].astype(mx.float32)
+    return (loss * real).sum() / real.sum()
+
+
+def shifted_times(key: mx.array, b: int, shift: float = 6.0) -> mx.array:
+    """Noise levels to train at, (b,): uniform, then pushed towards 1, where few-step sampling spends its steps."""
+    u = mx.random.uniform(shape=(b,), key=key)
+    return shift * u / (1 + (shift - 1) * u)
+
+
+def encode_scenes(autoencoder: Autoencoder, scenes: list[Scene], size: int, progress=iter) -> mx.array:
+    """Latents of drawn scenes, (count, n, 128), float16."""
+    rows = []
+    for i in progress(range(0, len(scenes), 32)):
+        latents = autoencoder.encode(to_batch(scenes[i : i + 32], size))
+        rows.append(latents.reshape(latents.shape[0], -1, latents.shape[-1]).astype(mx.float16))
+        mx.eval(rows[-1])
+    return mx.concatenate(rows)
+
+
+def encode_training_set(
+    autoencoder: Autoencoder, size: int, count: int, edits: int, progress=iter
+) -> dict[str, mx.array]:
+    """Everything the transformer trains on, encoded once.
+
+    pictures: sample(0 … count-1). targets, first: result and first reference of sample_edit(0 … edits-1).
+    second: second references, of those edits that have one, in the same order.
+    """
+    found = [sample_edit(seed) for seed in range(edits)]
+    lists = {
+        "pictures": [sample(seed) for seed in range(count)],
+        "targets": [target for _, _, target in found],
+        "first": [references[0] for references, _, _ in found],
+        "second": [references[1] for references, _, _ in found if len(references) == 2],
+    }
+    return {name: encode_scenes(autoencoder, scenes, size, progress) for name, scenes in lists.items()}
+
+
+class FlowData:
+    """Draws the transformer's batches from an encoded training set."""
+
+    def __init__(self, latents: dict[str, mx.array], tokenizer: Tokenizer, tokens: int, batch: int):
+        self.latents, self.tokenizer, self.tokens, self.batch = latents, tokenizer, tokens, batch
+        self.edits = [sample_edit(seed) for seed in range(latents["targets"].shape[0])]
+        keep = [s for s, (refs, text, _) in enumerate(self.edits) if not held_out(f"{captions(refs[0])[-1]}: {text}")]
+        self.ones = [s for s in keep if len(self.edits[s][0]) == 1]
+        pairs = [s for s, (refs, _, _) in enumerate(self.edits) if len(refs) == 2]
+        self.row_of = {seed: row for row, seed in enumerate(pairs)}  # where a seed's second reference is stored
+        self.pairs = [s for s in pairs if s in set(keep)]
+
+    def __call__(self, step: int) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array]:
+        """clean (b, n, 128), references (b, r, 128) with r = 0, n or 2n, ids and mask (b, m), and the step's key."""
+        rng, known = random.Random(step), self.latents
+        if step % 4 != 3:
+            seeds = [rng.randrange(known["pictures"].shape[0]) for _ in range(self.batch)]
+            texts = [rng.choice([c for c in captions(sample(s)) if not held_out(c)] or [""]) for s in seeds]
+            clean = known["pictures"][mx.array(seeds)]
+            references = clean[:, :0]
+        else:
+            pairs = step % 24 == 11
+            seeds = rng.choices(self.pairs if pairs else self.ones, k=self.batch // (3 if pairs else 2))
+            texts = [self.edits[s][1] for s in seeds]
+            clean, references = known["targets"][mx.array(seeds)], known["first"][mx.array(seeds)]
+            if pairs:
+                second = known["second"][mx.array([self.row_of[s] for s in seeds])]
+                references = mx.concatenate([references, second], axis=1)
+        texts = [
+            "" if rng.random() < 0.1 else text for text in texts
+        ]  # so that guidance has an answer without a prompt
+        ids, mask = tokenize(self.tokenizer, texts, self.tokens)
+        return clean.astype(mx.float32), references.astype(mx.float32), ids, mask, mx.random.key(step)
+
+
+def flow_ids(grid: tuple[int, int], references: mx.array) -> mx.array:
+    """Coordinates of the picture's tokens and of the equally large references in `references` (b, r, 128)."""
+    count = references.shape[1] // (grid[0] * grid[1])
+    ids = image_ids(*grid)
+    return mx.concatenate([ids, reference_ids([grid] * count)]) if count else ids
+
+
+def flow_loss(
+    model: Transformer, text_encoder: TextEncoder, grid: tuple[int, int],
+    clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
+) -> mx.array:  # fmt: skip
+    """Rectified flow: at x = (1 − t)·clean + t·noise the velocity to learn is noise − clean. References stay clean."""
+    k_noise, k_time = mx.random.split(key)
+    b, n, _ = clean.shape
+    t, eps = shifted_times(k_time, b), mx.random.normal(clean.shape, key=k_noise)
+    x = (1 - t[:, None, None]) * clean + t[:, None, None] * eps
+    txt = mx.stop_gradient(text_encoder(ids, mask))
+    img = mx.concatenate([x, references], axis=1)
+    v = model(img, txt, t, flow_ids(grid, references), text_ids(ids.shape[1]))[:, :n]
+    return ((v - (eps - clean)) ** 2).mean()
+
+
+def flow_optimizer(steps: int) -> optim.Optimizer:
+    """Muon for the blocks' matrices, Adam for everything at the edges.
+
+    Muon makes every update of a matrix act equally strongly in all directions.
+    """
+    muon = optim.Muon(learning_rate(0.02, steps), momentum=0.95, weight_decay=0.0)
+    adam = optim.AdamW(learning_rate(2e-3, steps), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+    return optim.MultiOptimizer([muon, adam], [lambda name, w: "blocks" in name and w.ndim == 2])
+
+
+def distill_loss(
+    model: Transformer, teacher: Transformer, text_encoder: TextEncoder, empty: mx.array, guidance: float,
+    grid: tuple[int, int], clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
+) -> mx.array:  # fmt: skip
+    """Learn to do in one of four steps, without guidance, what the teacher does in two smaller ones with it.
+
+    empty: features of the empty prompt (1, m, features). The student starts as a copy of the teacher.
+    """
+    k_noise, k_step = mx.random.split(key)
+    b, n, _ = clean.shape
+    sigmas = mx.array(schedule(4, n))
+    i = mx.random.randint(0, 4, (b,), key=k_step)
+    t, t_end = sigmas[i], sigmas[i + 1]
+    x = start = (1 - t[:, None, None]) * clean + t[:, None, None] * mx.random.normal(clean.shape, key=k_noise)
+    txt, without = text_encoder(ids, mask), mx.repeat(empty, b, axis=0)
+    rope = teacher.rope(flow_ids(grid, references), text_ids(ids.shape[1]))
+
+    def velocity(net, x, txt, t):
+        return net(mx.concatenate([x, references], axis=1), txt, t, rope=rope)[:, :n]
+
+    half = (t + t_end) / 2
+    for now, then in ((t, half), (half, t_end)):
+        v = guide(velocity(teacher, x, txt, now), velocity(teacher, x, without, now), guidance)
+        x = x + (then - now)[:, None, None] * v
+    mean_velocity = mx.stop_gradient((x - start) / (t_end - t)[:, None, None])
+    return ((velocity(model, start, mx.stop_gradient(txt), t) - mean_velocity) ** 2).mean()
+
+
+def transformer_json(cfg: TransformerConfig) -> dict:
+    return {
+        "_class_name": "Flux2Transformer2DModel", "attention_head_dim": cfg.hd, "axes_dims_rope": list(cfg.axes),
+        "eps": 1e-6, "guidance_embeds": False, "in_channels": cfg.d_latent, "joint_attention_dim": cfg.d_text,
+        "mlp_ratio": cfg.mlp_ratio, "num_attention_heads": cfg.heads, "num_layers": cfg.double_blocks,
+        "num_single_layers": cfg.single_blocks, "out_channels": None, "patch_size": 1, "rope_theta": int(cfg.theta),
+        "timestep_guidance_channels": cfg.d_time,
+    }  # fmt: skip
+
+
+def autoencoder_json(cfg: AutoencoderConfig, size: int) -> dict:
+    levels = len(cfg.channels)
+    return {
+        "_class_name": "AutoencoderKLFlux2", "act_fn": "silu", "batch_norm_eps": cfg.bn_eps,
+        "batch_norm_momentum": 0.1, "block_out_channels": list(cfg.channels),
+        "down_block_types": ["DownEncoderBlock2D"] * levels, "up_block_types": ["UpDecoderBlock2D"] * levels,
+        "in_channels": 3, "out_channels": 3, "latent_channels": cfg.latent_channels, "layers_per_block": cfg.layers,
+        "mid_block_add_attention": True, "norm_num_groups": cfg.groups, "patch_size": [2, 2], "sample_size": size,
+        "use_quant_conv": True, "use_post_quant_conv": True,
+    }  # fmt: skip
+
+
+def text_encoder_json(cfg: TextEncoderConfig) -> dict:
+    return {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": cfg.vocab, "hidden_size": cfg.d,
+        "intermediate_size": cfg.d_mlp, "num_hidden_layers": cfg.layers, "num_attention_heads": cfg.heads,
+        "num_key_value_heads": cfg.kv_heads, "head_dim": cfg.hd, "rope_theta": cfg.theta, "rms_norm_eps": cfg.eps,
+        "tie_word_embeddings": cfg.tied, "attention_bias": False, "hidden_act": "silu",
+        "max_position_embeddings": 40960, "use_sliding_window": False,
+    }  # fmt: skip
+
+
+def model_index(cfg: TextEncoderConfig, distilled: bool) -> dict:
+    return {
+        "_class_name": "Flux2KleinPipeline", "_diffusers_version": "0.37.0", "is_distilled": distilled,
+        "max_sequence_length": cfg.tokens, "text_encoder_out_layers": list(cfg.taps),
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+        "text_encoder": ["transformers", "Qwen3ForCausalLM"], "tokenizer": ["transformers", "Qwen2Tokenizer"],
+        "transformer": ["diffusers", "Flux2Transformer2DModel"], "vae": ["diffusers", "AutoencoderKLFlux2"],
+    }  # fmt: skip
+
+
+SCHEDULER_JSON = {
+    "_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0,
+    "use_dynamic_shifting": True, "time_shift_type": "exponential", "base_shift": 0.5, "max_shift": 1.15,
+    "base_image_seq_len": 256, "max_image_seq_len": 4096, "shift_terminal": None, "invert_sigmas": False,
+    "stochastic_sampling": False, "use_karras_sigmas": False, "use_exponential_sigmas": False, "use_beta_sigmas": False,
+}  # fmt: skip
+
+
+TOKENIZER_JSON = {
+    "tokenizer_class": "Qwen2Tokenizer", "pad_token": PAD, "eos_token": "<|im_end|>", "bos_token": None,
+    "unk_token": None, "add_prefix_space": False, "model_max_length": 40960,
+}  # fmt: skip
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{{ '<|im_start|>assistant\n<think>\n\n</think>\n\n' }}"
+)
+
+
+def save_part(folder: Path, module: nn.Module, sources: Callable[[str], list[str]], stem: str, config: dict) -> None:
+    """One part of a model: config.json and its weights, float16, under the released folder's names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    arrays = for_folder(module, sources, mx.float16)
+    if stem == "diffusion_pytorch_model" and "bn.running_mean" in arrays:
+        arrays["bn.num_batches_tracked"] = mx.array(0, dtype=mx.int64)  # diffusers expects it
+    mx.save_safetensors(str(folder / f"{stem}.safetensors"), arrays, {"format": "pt"})
+
+
+def save_transformer(folder: Path, transformer: Transformer, text_cfg: TextEncoderConfig, distilled: bool) -> None:
+    """A transformer and the model_index.json that makes its folder a model; the other parts may be beside it."""
+    config = transformer_json(transformer._cfg)
+    save_part(folder / "transformer", transformer, transformer_sources, "diffusion_pytorch_model", config)
+    (folder / "model_index.json").write_text(json.dumps(model_index(text_cfg, distilled), indent=1) + "\n")
+
+
+def save_encoders(
+    folder: Path, autoencoder: Autoencoder, cfg: AutoencoderConfig, size: int,
+    text_encoder: TextEncoder, tokenizer: Tokenizer,
+) -> None:  # fmt: skip
+    """The parts around the transformer, in the released layout that diffusers reads as well."""
+    save_part(
+        folder / "vae",
+        autoencoder,
+        autoencoder_sources,
+        "diffusion_pytorch_model",
+        autoencoder_json(cfg, size),
+    )
+    save_part(
+        folder / "text_encoder",
+        text_encoder,
+        text_encoder_sources,
+        "model",
+        text_encoder_json(text_encoder._cfg),
+    )
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_JSON, indent=1) + "\n")
+    (folder / "tokenizer" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "scheduler").mkdir(exist_ok=True)
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER_JSON, indent=1) + "\n")

@@ -1,0 +1,274 @@
+"""The transformer.
+
+We build the network that looks at a noisy picture and a prompt and says in which direction the picture
+lies.
+
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 5f67a33d)
+"""
+
+import math
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .cpu import attention, silu
+from .position_ids import apply_rope, rope_table
+
+__all__ = [
+    "TransformerConfig",
+    "linear",
+    "time_features",
+    "TimeEmbedding",
+    "Modulation",
+    "modulate",
+    "Scale",
+    "QKNorm",
+    "split_heads",
+    "join_heads",
+    "roped_attention",
+    "SwiGLU",
+    "mlp",
+    "chain",
+    "StreamAttention",
+    "DoubleBlock",
+    "SingleBlock",
+    "FinalLayer",
+    "Transformer",
+]
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The transformer in numbers. The defaults are the released 4B model's."""
+
+    double_blocks: int = 5
+    single_blocks: int = 20
+    heads: int = 24
+    axes: tuple[int, ...] = (32, 32, 32, 32)  # channels of a head per position axis t, h, w, l
+    d_latent: int = 128
+    d_text: int = 7680
+    mlp_ratio: float = 3.0
+    theta: float = 2000.0
+    d_time: int = 256
+
+    @property
+    def hd(self) -> int:
+        return sum(self.axes)
+
+    @property
+    def d(self) -> int:
+        return self.heads * self.hd
+
+    @property
+    def d_mlp(self) -> int:
+        return int(self.d * self.mlp_ratio)
+
+    @classmethod
+    def tiny(cls) -> "TransformerConfig":
+        return cls(double_blocks=1, single_blocks=2, heads=2, axes=(4, 4, 4, 4), d_text=72)
+
+
+def linear(d_in: int, d_out: int) -> nn.Linear:
+    """Every matrix in this model comes without a bias."""
+    return nn.Linear(d_in, d_out, bias=False)
+
+
+def time_features(t: mx.array, dim: int = 256) -> mx.array:
+    """Noise level as waves: t in [0, 1], (b,) → (b, dim): cosines, then sines, of 1000·t·10000^(-2i/dim)."""
+    f = mx.exp(-math.log(10000) * mx.arange(dim // 2, dtype=mx.float32) / (dim // 2))
+    angles = 1000 * t.astype(mx.float32)[:, None] * f
+    return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
+
+
+class TimeEmbedding(nn.Module):
+    """Waves through a two-layer MLP. (b, dim) → (b, d)"""
+
+    def __init__(self, dim: int, d: int):
+        super().__init__()
+        self.in_layer, self.out_layer = linear(dim, d), linear(d, d)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.out_layer(silu(self.in_layer(x)))
+
+
+class Modulation(nn.Module):
+    """From the time embedding, `count` vectors (b, 1, d) that shift, scale and gate the blocks."""
+
+    def __init__(self, d: int, count: int):
+        super().__init__()
+        self.lin, self._count = linear(d, count * d), count
+
+    def __call__(self, vec: mx.array) -> list[mx.array]:
+        return mx.split(self.lin(silu(vec))[:, None], self._count, axis=-1)
+
+
+def modulate(x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
+    """LayerNorm without weights (eps 1e-6), then scale and shift. x (b, s, d), shift and scale (b, 1, d)"""
+    return (1 + scale) * mx.fast.layer_norm(x, None, None, 1e-6) + shift
+
+
+class Scale(nn.Module):
+    """RMSNorm over the channels of one head (eps 1e-6). (b, nh, s, hd) → same"""
+
+    def __init__(self, hd: int):
+        super().__init__()
+        self.scale = mx.ones((hd,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.scale, 1e-6)
+
+
+class QKNorm(nn.Module):
+    """One norm for queries, one for keys, shared by all heads."""
+
+    def __init__(self, hd: int):
+        super().__init__()
+        self.query_norm, self.key_norm = Scale(hd), Scale(hd)
+
+    def __call__(self, q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
+        return self.query_norm(q), self.key_norm(k)
+
+
+def split_heads(x: mx.array, count: int, nh: int) -> list[mx.array]:
+    """(b, s, count·nh·hd) → `count` arrays (b, nh, s, hd)"""
+    b, s, _ = x.shape
+    x = x.reshape(b, s, count, nh, -1).transpose(2, 0, 3, 1, 4)  # (count, b, nh, s, hd)
+    return list(x)
+
+
+def join_heads(x: mx.array) -> mx.array:
+    """(b, nh, s, hd) → (b, s, nh·hd)"""
+    b, nh, s, hd = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(b, s, nh * hd)
+
+
+def roped_attention(q: mx.array, k: mx.array, v: mx.array, rope: tuple[mx.array, mx.array]) -> mx.array:
+    """Everyone looks at everyone, positions turned in. (b, nh, s, hd) → (b, s, d)"""
+    q, k = apply_rope(q, rope), apply_rope(k, rope)
+    return join_heads(attention(q, k, v, scale=q.shape[-1] ** -0.5))
+
+
+class SwiGLU(nn.Module):
+    """silu(first half)·second half. (b, s, 2·d_mlp) → (b, s, d_mlp)"""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gate, up = mx.split(x, 2, axis=-1)
+        return silu(gate) * up
+
+
+def mlp(d: int, d_mlp: int) -> list[nn.Module]:
+    """Matrix, SwiGLU, matrix; a list, so that the weights are called `0` and `2` as in the checkpoint."""
+    return [linear(d, 2 * d_mlp), SwiGLU(), linear(d_mlp, d)]
+
+
+def chain(layers: list[nn.Module], x: mx.array) -> mx.array:
+    """Apply one layer after another."""
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+class StreamAttention(nn.Module):
+    """One stream's own matrices for a joint attention: queries, keys, values in, projection out."""
+
+    def __init__(self, d: int, nh: int):
+        super().__init__()
+        self.qkv, self.norm, self.proj = linear(d, 3 * d), QKNorm(d // nh), linear(d, d)
+        self._nh = nh
+
+    def heads(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """(b, s, d) → queries, keys, values (b, nh, s, hd), queries and keys normed"""
+        q, k, v = split_heads(self.qkv(x), 3, self._nh)
+        return *self.norm(q, k), v
+
+
+class DoubleBlock(nn.Module):
+    """Text and image keep their own weights and meet in one attention. img (b, n, d), txt (b, m, d) → same"""
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__()
+        self.img_attn, self.img_mlp = StreamAttention(cfg.d, cfg.heads), mlp(cfg.d, cfg.d_mlp)
+        self.txt_attn, self.txt_mlp = StreamAttention(cfg.d, cfg.heads), mlp(cfg.d, cfg.d_mlp)
+
+    def __call__(self, img, txt, img_mod, txt_mod, rope) -> tuple[mx.array, mx.array]:
+        i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = img_mod
+        t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = txt_mod
+        m = txt.shape[1]
+        img_qkv = self.img_attn.heads(modulate(img, i_shift1, i_scale1))
+        txt_qkv = self.txt_attn.heads(modulate(txt, t_shift1, t_scale1))
+        joint = [mx.concatenate([t, i], axis=2) for t, i in zip(txt_qkv, img_qkv)]  # text first: (b, nh, m + n, hd)
+        y = roped_attention(*joint, rope)  # (b, m + n, d)
+        img = img + i_gate1 * self.img_attn.proj(y[:, m:])
+        txt = txt + t_gate1 * self.txt_attn.proj(y[:, :m])
+        img = img + i_gate2 * chain(self.img_mlp, modulate(img, i_shift2, i_scale2))
+        txt = txt + t_gate2 * chain(self.txt_mlp, modulate(txt, t_shift2, t_scale2))
+        return img, txt
+
+
+class SingleBlock(nn.Module):
+    """One stream, attention and MLP side by side in two fused matrices. (b, s, d) → (b, s, d)"""
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__()
+        self.linear1 = linear(cfg.d, 3 * cfg.d + 2 * cfg.d_mlp)
+        self.linear2 = linear(cfg.d + cfg.d_mlp, cfg.d)
+        self.norm, self.act = QKNorm(cfg.hd), SwiGLU()
+        self._nh = cfg.heads
+
+    def __call__(self, x: mx.array, mod: list[mx.array], rope) -> mx.array:
+        shift, scale, gate = mod
+        qkv, up = mx.split(self.linear1(modulate(x, shift, scale)), [3 * x.shape[-1]], axis=-1)
+        q, k, v = split_heads(qkv, 3, self._nh)
+        y = roped_attention(*self.norm(q, k), v, rope)
+        return x + gate * self.linear2(mx.concatenate([y, self.act(up)], axis=-1))
+
+
+class FinalLayer(nn.Module):
+    """Norm with a last shift and scale, then back to latent channels. (b, n, d) → (b, n, d_latent)"""
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__()
+        self.adaLN_modulation = [nn.SiLU(), linear(cfg.d, 2 * cfg.d)]
+        self.linear = linear(cfg.d, cfg.d_latent)
+
+    def __call__(self, x: mx.array, vec: mx.array) -> mx.array:
+        shift, scale = mx.split(self.adaLN_modulation[1](silu(vec))[:, None], 2, axis=-1)
+        return self.linear(modulate(x, shift, scale))
+
+
+class Transformer(nn.Module):
+    """The velocity field: noisy latents, text features and a noise level in, a velocity per image token out."""
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__()
+        self._cfg = cfg
+        self.img_in, self.txt_in = linear(cfg.d_latent, cfg.d), linear(cfg.d_text, cfg.d)
+        self.time_in = TimeEmbedding(cfg.d_time, cfg.d)
+        self.double_stream_modulation_img = Modulation(cfg.d, 6)
+        self.double_stream_modulation_txt = Modulation(cfg.d, 6)
+        self.single_stream_modulation = Modulation(cfg.d, 3)
+        self.double_blocks = [DoubleBlock(cfg) for _ in range(cfg.double_blocks)]
+        self.single_blocks = [SingleBlock(cfg) for _ in range(cfg.single_blocks)]
+        self.final_layer = FinalLayer(cfg)
+
+    def rope(self, img_ids: mx.array, txt_ids: mx.array) -> tuple[mx.array, mx.array]:
+        """The rotation table of the joint sequence, text first. It does not depend on t: compute once per picture."""
+        return rope_table(mx.concatenate([txt_ids, img_ids]), self._cfg.axes, self._cfg.theta)
+
+    def __call__(self, img, txt, t, img_ids=None, txt_ids=None, *, rope=None) -> mx.array:
+        """img (b, n, 128), txt (b, m, d_text), t in [0, 1] as a number or (b,), ids (n, 4) and (m, 4) → (b, n, 128)
+
+        `rope`, from `Transformer.rope`, replaces the ids. Reference tokens stand at the end of img.
+        """
+        rope = rope or self.rope(img_ids, txt_ids)
+        t = mx.broadcast_to(mx.array(t, dtype=mx.float32), (img.shape[0],))
+        vec = self.time_in(time_features(t, self._cfg.d_time).astype(img.dtype))  # (b, d)
+        img_mod, txt_mod = self.double_stream_modulation_img(vec), self.double_stream_modulation_txt(vec)
+        img, txt = self.img_in(img), self.txt_in(txt)
+        for block in self.double_blocks:
+            img, txt = block(img, txt, img_mod, txt_mod, rope)
+        x, mod = mx.concatenate([txt, img], axis=1), self.single_stream_modulation(vec)  # (b, m + n, d)
+        for block in self.single_blocks:
+            x = block(x, mod, rope)
+        return self.final_layer(x[:, txt.shape[1] :], vec)

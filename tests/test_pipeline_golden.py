@@ -1,0 +1,321 @@
+"""From prompt to picture against diffusers, on tiny random models: tokens, features, every step, every pixel.
+
+The model in `pipelines/tiny` is always there (its README says what is stored). Larger ones of the same kind are run
+too where they are: `KLEINLITE_GOLDEN=folder`, by default `../shared/golden` beside the repository.
+"""
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from golden_tools import LOOSE, TIGHT, check, nchw, nhwc
+from mlx.utils import tree_flatten
+from PIL import Image
+
+from kleinlite.autoencoder import pack
+from kleinlite.pipeline import Klein, prepare_reference, to_images, to_pixels
+from kleinlite.position_ids import image_ids, reference_ids, text_ids
+from kleinlite.sampling import noise, schedule
+from kleinlite.text_encoder import tokenize
+
+HERE = Path(__file__).parent
+TINY = HERE / "pipelines" / "tiny"
+ELSEWHERE = Path(os.environ.get("KLEINLITE_GOLDEN", HERE.parent.parent / "shared" / "golden"))
+
+
+def gradients(width: int, height: int) -> Image.Image:
+    """A picture in which every place has its own colour, the same as in make_pipeline_golden.py."""
+    red = bytes(x * 255 // (width - 1) for x in range(width)) * height
+    green = b"".join(bytes([y * 255 // (height - 1)]) * width for y in range(height))
+    blue = bytes((x * x) % 251 for x in range(width)) * height
+    return Image.merge("RGB", [Image.frombytes("L", (width, height), x) for x in (red, green, blue)])
+
+
+class Reference:
+    """One model, what diffusers made of it, and what we make of it."""
+
+    def __init__(self, name: str):
+        self.folder = TINY / "base" if name == "base" else TINY
+        self.model = self.folder
+        if name.startswith("shared "):
+            self.folder = ELSEWHERE / name.removeprefix("shared ")
+            self.model = self.folder / "pipeline"
+            if not self.folder.is_dir():
+                pytest.skip(f"there is no {name.removeprefix('shared ')} in {ELSEWHERE.name}; set KLEINLITE_GOLDEN")
+        self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        self.expected = mx.load(str(self.folder / "expected.safetensors"))
+        self.klein = Klein.from_pretrained(self.model, dtype=mx.float32)
+
+    def references(self, count: int) -> list[Image.Image]:
+        stored = sorted(self.folder.glob("ref_*.png"))
+        ours = json.loads((TINY / "meta.json").read_text(encoding="utf-8"))["reference_sizes"]
+        return [Image.open(path) for path in stored][:count] or [gradients(*size) for size in ours][:count]
+
+    def wish(self, run: str) -> dict:
+        """Arguments for a call. A distilled model must not be told a guidance."""
+        w, start = self.meta["runs"][run], self.expected[f"{run}.trajectory"][:1]
+        wish = {"prompt": w["prompt"], "images": self.references(w["refs"]), "steps": w["steps"], "noise": start}
+        if not w["refs"] or run == "cfg_edit" or self.references(1)[0].size != (w["width"], w["height"]):
+            wish |= {"width": w["width"], "height": w["height"]}  # else the first reference's size is the default
+        return wish | ({} if self.klein.info.distilled else {"guidance": w["guidance"]})
+
+    @cache  # noqa: B019
+    def steps(self, run: str) -> list:
+        return list(self.klein.stream(**self.wish(run), progress=False))
+
+
+reference = cache(Reference)
+MODELS = ["tiny", "base", "shared tiny", "shared tiny-base"]
+RUNS = [
+    *(("tiny", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2")),
+    *(("base", run) for run in ("cfg", "cfg_edit")),
+    *(("shared tiny", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2")),
+    *(("shared tiny-base", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2", "cfg")),
+]
+each_run = pytest.mark.parametrize("name, run", RUNS)
+each_prompt = pytest.mark.parametrize("i", range(3))
+each_encoder = pytest.mark.parametrize("name", ["tiny", "shared tiny", "shared tiny-base"])
+
+
+def test_all_runs_are_listed():
+    for name in ("tiny", "base"):
+        assert {run for n, run in RUNS if n == name} == set(reference(name).meta["runs"])
+
+
+# ---------------------------------------------------------------- part by part
+
+
+@each_encoder
+@each_prompt
+def test_tokens(name, i):
+    r = reference(name)
+    ids, mask = tokenize(r.klein.tokenizer, [r.meta["prompts"][i]], r.klein.info.tokens)
+    assert ids.tolist() == r.expected[f"prompt{i}.input_ids"].tolist()
+    assert mask.tolist() == r.expected[f"prompt{i}.mask"].astype(mx.bool_).tolist()
+
+
+@each_encoder
+@each_prompt
+def test_features(name, i):
+    r = reference(name)
+    check(r.klein.encode_prompt(r.meta["prompts"][i]), r.expected[f"prompt{i}.embeds"], TIGHT)
+
+
+@each_encoder
+def test_encode(name):
+    r = reference(name)
+    pixels, vae = nhwc(r.expected["vae.input"]), r.klein.autoencoder
+    mean, _ = mx.split(vae.encoder(pixels), 2, axis=-1)
+    check(nchw(mean), r.expected["vae.latent_mean"], TIGHT)
+    check(nchw(vae.encode(pixels)), r.expected["vae.packed"], TIGHT)
+
+
+@each_encoder
+def test_decode(name):
+    r = reference(name)
+    latents = r.klein.autoencoder.bn.normalise(pack(nhwc(r.expected["vae.latent_mean"])))
+    check(nchw(r.klein.autoencoder.decode(latents)), r.expected["vae.decoded"], TIGHT)
+
+
+@each_run
+def test_sigmas(name, run):
+    r = reference(name)
+    w, want = r.meta["runs"][run], r.expected[f"{run}.sigmas"]
+    check(mx.array(schedule(w["steps"], w["width"] * w["height"] // 256)), want, 1e-6, absolute=True)
+    steps = r.steps(run)
+    check(mx.array([s.t for s in steps] + [steps[-1].t_next]), want, 1e-6, absolute=True)
+
+
+@each_run
+def test_first_velocity(name, run):
+    """The transformer by itself, from the reference's own noise and, where there are some, our encoded references."""
+    r = reference(name)
+    w, want, klein = r.meta["runs"][run], r.expected[f"{run}.velocity0"], r.klein
+    img, ids = r.expected[f"{run}.trajectory"][:1], image_ids(w["height"] // 16, w["width"] // 16)
+    n = img.shape[1]
+    if w["refs"]:
+        latents = [klein.autoencoder.encode(to_pixels(prepare_reference(x))) for x in r.references(w["refs"])]
+        img = mx.concatenate([img, *(x.reshape(1, -1, 128) for x in latents)], axis=1)
+        ids = mx.concatenate([ids, reference_ids([x.shape[1:3] for x in latents])])
+    txt = klein.encode_prompt(w["prompt"])
+    velocity = klein.transformer(img, txt, 1.0, ids, text_ids(txt.shape[1]))
+    check(velocity[:, : want.shape[1]], want, LOOSE)
+    if w["guidance"] == 1:
+        check(r.steps(run)[0].velocity, want[:, :n], LOOSE)
+
+
+@each_run
+def test_trajectory(name, run):
+    r = reference(name)
+    want, steps = r.expected[f"{run}.trajectory"], r.steps(run)
+    assert [s.index for s in steps] == list(range(len(want) - 1))
+    for i, step in enumerate(steps):
+        check(step.latents, want[i + 1 : i + 2], LOOSE)
+
+
+def levels(picture: Image.Image) -> mx.array:
+    return mx.array(list(picture.tobytes()), dtype=mx.float32).reshape(picture.height, picture.width, 3)
+
+
+@each_run
+def test_picture(name, run):
+    r = reference(name)
+    want = r.expected[f"{run}.image"]
+    want = want.astype(mx.float32) * (1 if want.dtype == mx.uint8 else 255)
+    picture = r.klein(**r.wish(run), progress=False)
+    check(levels(picture), want, 1.0, absolute=True)
+    assert picture.tobytes() == r.steps(run)[-1].preview().tobytes()  # the last step's guess is the picture
+
+
+# ---------------------------------------------------------------- references
+
+
+@pytest.mark.parametrize("row", reference("tiny").meta["prepared"], ids=lambda row: "{}x{}".format(*row["size"]))
+def test_prepare_reference(row):
+    picture = prepare_reference(gradients(*row["size"]))
+    assert list(picture.size) == row["result"]
+    w, h = picture.size
+    corners = [list(picture.getpixel((x, y))) for y in (0, h - 1) for x in (0, w - 1)]
+    check(mx.array(corners), mx.array(row["corners"]), 1.0, absolute=True)
+
+
+@pytest.mark.parametrize("size", reference("tiny").meta["refused"], ids=lambda size: "{}x{}".format(*size))
+def test_refused_reference(size):
+    with pytest.raises(ValueError, match="64 pixels"):
+        prepare_reference(gradients(*size))
+
+
+def test_pixels_there_and_back():
+    picture = gradients(70, 66)
+    pixels = to_pixels(picture)
+    assert pixels.shape == (1, 66, 70, 3) and pixels.min().item() == -1 and pixels.max().item() == 1
+    assert to_images(pixels)[0].tobytes() == picture.tobytes()
+    odd = mx.array([-9.0, -1, 0, 1 / 255, 0.999, 1, 9]).reshape(1, 1, 7, 1) * mx.ones((1, 1, 7, 3))
+    assert list(to_images(odd)[0].tobytes()[::3]) == [0, 0, 128, 128, 255, 255, 255]  # round, not cut off
+
+
+# ---------------------------------------------------------------- batches, stream, seeds
+
+
+@pytest.mark.parametrize("name", ["tiny", "base"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_batch_is_single_runs(name, count):
+    r = reference(name)
+    wish = {"width": 48, "height": 32, "steps": 2, "images": r.references(count), "progress": False}
+    prompts, seeds = ["a red circle", "", "make it blue, please"], [3, 1, 4]
+    if name == "base":
+        wish |= {"guidance": 3.0, "negative_prompt": "a square"}
+    together = list(r.klein.stream(prompts, seed=seeds, **wish))
+    alone = [list(r.klein.stream(p, seed=s, **wish)) for p, s in zip(prompts, seeds)]
+    for i, step in enumerate(together):
+        check(step.latents, mx.concatenate([steps[i].latents for steps in alone]), TIGHT)
+        check(step.velocity, mx.concatenate([steps[i].velocity for steps in alone]), TIGHT)
+    pictures = r.klein(prompts, seed=seeds, **wish)
+    assert isinstance(pictures, list) and [p.size for p in pictures] == [(48, 32)] * 3
+    for picture, steps in zip(pictures, alone):
+        check(levels(picture), levels(steps[-1].preview()), 1.0, absolute=True)
+    [only] = r.klein(prompts[:1], seed=seeds[:1], **wish)  # a list in, a list out
+    assert only.tobytes() == alone[0][-1].preview().tobytes()
+
+
+def test_guidance_uses_the_negative_prompt():
+    """v = without + g · (with - without), and the empty prompt is what is taken if none is given."""
+    klein = reference("base").klein
+    wish = {"prompt": "a red circle", "width": 32, "height": 32, "steps": 1, "seed": 1, "progress": False}
+    v = lambda **more: next(klein.stream(**(wish | more))).velocity
+    plain, empty, square = (v(guidance=1, prompt=p) for p in ("a red circle", "", "a blue square"))
+    check(v(guidance=3), empty + 3 * (plain - empty))
+    check(v(guidance=3, negative_prompt="a blue square"), square + 3 * (plain - square))
+    check(v(), empty + 4 * (plain - empty))  # 4 is a base model's own
+
+
+def test_stream_and_call_agree():
+    klein = reference("tiny").klein
+    wish = {"prompt": "a red circle", "width": 48, "height": 32, "seed": 5, "progress": False}
+    steps = list(klein.stream(**wish))
+    assert len(steps) == klein.info.steps == 4
+    for step, after in zip(steps, steps[1:]):
+        assert step.t_next == after.t
+        moved = step.latents + (after.t_next - after.t) * after.velocity
+        check(after.latents, moved)
+    assert klein(**wish).tobytes() == klein(**wish).tobytes() == steps[-1].preview().tobytes()
+    for step in steps:  # where a straight line from here would end
+        clean = (step.latents - step.t_next * step.velocity).reshape(1, 2, 3, 128)
+        assert step.preview().tobytes() == to_images(klein.autoencoder.decode(clean))[0].tobytes()
+
+
+def test_seeds():
+    klein = reference("tiny").klein
+    wish = {"width": 32, "height": 32, "steps": 1, "progress": False}
+    draw = lambda prompt, **more: klein(prompt, **wish, **more)
+    up = draw(["a", "a"], seed=7)  # counts up
+    assert [p.tobytes() for p in up] == [draw("a", seed=s).tobytes() for s in (7, 8)]
+    assert up[0].tobytes() != up[1].tobytes()
+    assert draw("a", noise=noise(7, 4)).tobytes() == up[0].tobytes()
+
+
+# ---------------------------------------------------------------- the same model in other files
+
+
+def write_variant(kind: str, folder: Path) -> None:
+    """Copy `pipelines/tiny` with its weights stored in another way."""
+    for path in (p for p in TINY.rglob("*.json") if "base" not in p.parts):
+        target = folder / path.relative_to(TINY)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    klein = reference("tiny").klein
+    modules = {"transformer": klein.transformer, "vae": klein.autoencoder, "text_encoder": klein.text_encoder}
+    for part, module in modules.items():
+        [path] = (TINY / part).glob("*.safetensors")
+        arrays, stem = mx.load(str(path)), path.stem
+        if kind == "float32":
+            arrays = {k: w.astype(mx.float32) if w.dtype == mx.bfloat16 else w for k, w in arrays.items()}
+        if kind == "single file":  # the original names: fused matrices, shift before scale, 1 × 1 convolutions
+            arrays = {k: w.transpose(0, 3, 1, 2) if w.ndim == 4 else w for k, w in tree_flatten(module.parameters())}
+            if part == "vae":
+                squares = {k: w[..., None, None] for k, w in arrays.items() if "attn_1" in k and w.ndim == 2}
+                assert len(squares) == 8
+                arrays |= squares | {"bn.num_batches_tracked": mx.array(0)}
+            if part == "transformer":
+                arrays = {f"model.diffusion_model.{k}": w for k, w in arrays.items()}
+            arrays = {k: mx.contiguous(w.astype(mx.bfloat16)) for k, w in arrays.items()}
+        files = {f"{stem}.safetensors": sorted(arrays)}
+        if kind == "sharded":
+            names = sorted(arrays)
+            files = {f"{stem}-{i + 1:05}-of-00003.safetensors": names[i::3] for i in range(3)}
+            index = {"metadata": {}, "weight_map": {k: file for file, keys in files.items() for k in keys}}
+            (folder / part / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
+        for file, keys in files.items():
+            mx.save_safetensors(str(folder / part / file), {k: arrays[k] for k in keys}, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["as it is", "sharded", "float32", "single file"])
+def test_other_files(kind, tmp_path):
+    write_variant(kind, tmp_path)
+    r, other = reference("tiny"), Klein.from_pretrained(tmp_path, dtype=mx.float32)
+    for ours, theirs in zip(
+        (r.klein.transformer, r.klein.autoencoder, r.klein.text_encoder),
+        (other.transformer, other.autoencoder, other.text_encoder),
+    ):
+        a, b = dict(tree_flatten(ours.parameters())), dict(tree_flatten(theirs.parameters()))
+        assert a.keys() == b.keys() and all(mx.array_equal(a[k], b[k]).item() for k in a)
+    wish = r.wish("edit2") | {"progress": False}
+    assert other(**wish).tobytes() == r.klein(**wish).tobytes()
+    assert (
+        other.info.tokens == r.klein.info.tokens and other.info.distilled and not reference("base").klein.info.distilled
+    )
+
+
+def test_bfloat16():
+    """Half precision gives the same picture, but for its rounding; the autoencoder stays in float32."""
+    r = reference("tiny")
+    half = Klein.from_pretrained(r.model, dtype=mx.bfloat16)
+    assert half.encode_prompt("a").dtype == mx.bfloat16
+    assert {w.dtype for _, w in tree_flatten(half.transformer.parameters())} == {mx.bfloat16}
+    assert {w.dtype for _, w in tree_flatten(half.autoencoder.parameters())} == {mx.float32}
+    for step, exact in zip(half.stream(**r.wish("edit1"), progress=False), r.steps("edit1")):
+        error = (step.latents - exact.latents).astype(mx.float32)
+        assert mx.sqrt((error**2).mean()).item() < 0.02
