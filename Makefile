@@ -84,9 +84,10 @@ HAS_UV := uv --version >/dev/null 2>&1
 
 define install
 @echo "Installing what this needs into $(VENV) ..."
-@if $(HAS_UV); then uv pip install -q --python $(BIN)/python -e "$(1)"; \
-else $(BIN)/python -m pip install -q --disable-pip-version-check -e "$(1)" \
-  && $(BIN)/python -m pip uninstall -qq -y rfc3987-syntax; fi # see [tool.uv] in pyproject.toml
+@if $(HAS_UV) && uv pip install -q --python $(BIN)/python -e "$(1)"; then exit; fi; \
+$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
+$(BIN)/python -m pip install -q --disable-pip-version-check -e "$(1)" \
+  && $(BIN)/python -m pip uninstall -qq -y rfc3987-syntax # see [tool.uv] in pyproject.toml
 endef
 
 $(VENV)/pyvenv.cfg:

@@ -1,9 +1,8 @@
 """The autoencoder.
 
-We build the network that turns a picture into a small grid of numbers and back, and look inside those
-numbers.
+We build the network that turns a picture into a small grid of numbers and back, and look inside those numbers.
 
-Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 29722b25)
+Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 16015fd7)
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,8 @@
 """Checkpoints.
 
-We open the files in which models are published, give every tensor its place, and refuse what does not
-fit.
+We open the files in which models are published, give every tensor its place, and refuse what does not fit.
 
-Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal 0a6d088a)
+Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal 8d9ec581)
 """
 
 import json
@@ -20,7 +19,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import Tokenizer
 
 from .autoencoder import Autoencoder, AutoencoderConfig
-from .text_encoder import TextEncoder, TextEncoderConfig
+from .text_encoder import PAD, TextEncoder, TextEncoderConfig
 from .transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -46,6 +45,7 @@ __all__ = [
     "part",
     "load_tokenizer",
     "load_part",
+    "check_parts",
     "load",
 ]
 
@@ -57,12 +57,12 @@ def read_header(path: Path) -> dict:
         length = struct.unpack("<Q", f.read(8))[0] if size >= 8 else 0
         try:
             header = json.loads(f.read(length)) if 0 < length <= size - 8 else None
-        except ValueError:
-            header = None
-    if not isinstance(header, dict):
+            header.pop("__metadata__", None)
+            needed = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
+        except (ValueError, AttributeError, KeyError, TypeError):  # no JSON, or JSON about something else
+            needed = None
+    if needed is None:
         raise ValueError(f"{path} is not a safetensors file, or its beginning is damaged: download it again.")
-    header.pop("__metadata__", None)
-    needed = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
     if size < needed:
         raise ValueError(f"{path} has {size:,} of {needed:,} bytes, the rest is missing: download it again.")
     return header
@@ -154,16 +154,19 @@ def read_json(path: Path) -> dict:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: the folder is not a complete model in the released layout.")
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:
         raise ValueError(f"{path} is not valid JSON ({e}): download it again.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is JSON, but not a list of names and their values: download it again.")
+    return found
 
 
 def load_files(folder: Path) -> dict[str, mx.array]:
     """All tensors of a part's folder, sharded or not. The arrays are lazy: nothing is read before it is used."""
     index = sorted(folder.glob("*.safetensors.index.json"))
     if index:
-        shards = [folder / name for name in sorted(set(read_json(index[0])["weight_map"].values()))]
+        shards = [folder / name for name in sorted(set(read_json(index[0]).get("weight_map", {}).values()))]
     else:
         shards = sorted(folder.glob("*.safetensors"))
     if not shards:
@@ -175,7 +178,10 @@ def load_files(folder: Path) -> dict[str, mx.array]:
         if not file.exists():
             raise FileNotFoundError(f"{file} is named in {index[0].name} but missing: download the model again.")
         read_header(file)
-        arrays.update(mx.load(str(file)))
+        try:
+            arrays.update(mx.load(str(file)))
+        except RuntimeError as e:
+            raise ValueError(f"MLX cannot read {file} ({e}): download it again, or take another model.") from None
     return arrays
 
 
@@ -194,9 +200,14 @@ def match(module: nn.Module, arrays: dict[str, mx.array], sources: Callable[[str
         if absent:
             missing += absent
             continue
-        w = arrays[names[0]] if len(names) == 1 else mx.concatenate([arrays[n] for n in names])
-        if names[0] == "norm_out.linear.weight":
-            w = swap_halves(w)
+        try:
+            w = arrays[names[0]] if len(names) == 1 else mx.concatenate([arrays[n] for n in names])
+            if names[0] == "norm_out.linear.weight":
+                w = swap_halves(w)
+        except ValueError:  # they do not go together, or there are no two halves
+            shapes = " and ".join(f"{n} {tuple(arrays[n].shape)}" for n in names)
+            misshapen.append(f"{shapes}, expected {tuple(target.shape)} in all")
+            continue
         if w.ndim == 4 and target.ndim == 4:
             w = w.transpose(0, 2, 3, 1)  # (out, in, kh, kw) → MLX's (out, kh, kw, in)
         elif w.ndim == 4 and w.shape[2:] == (1, 1):
@@ -320,14 +331,21 @@ def find_folder(name: str) -> Path:
 
 def part(folder: Path, name: str) -> Path:
     """The folder of one part. nano-base keeps only its own transformer and takes the rest from nano beside it."""
-    return folder / name if (folder / name).is_dir() else folder.parent / name
+    beside = folder.parent / name
+    return beside if beside.is_dir() and not (folder / name).is_dir() else folder / name
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     path = part(folder, "tokenizer") / "tokenizer.json"
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: the folder is not a complete model in the released layout.")
-    return Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as e:  # the library has no error of its own
+        raise ValueError(f"{path} is not a tokenizer ({e}): download it again.") from None
+    if tokenizer.token_to_id(PAD) is None:
+        raise ValueError(f"{path} has no {PAD} token, with which prompts are filled up: it is not Qwen's.")
+    return tokenizer
 
 
 def load_part(module: nn.Module, folder: Path, sources: Callable[[str], list[str]], dtype: mx.Dtype) -> nn.Module:
@@ -337,23 +355,41 @@ def load_part(module: nn.Module, folder: Path, sources: Callable[[str], list[str
     return module.eval()
 
 
+def check_parts(
+    folder: Path, cfg: TransformerConfig, vae_cfg: AutoencoderConfig, text_cfg: TextEncoderConfig, tokenizer: Tokenizer
+) -> None:
+    """Refuse parts that were not made for each other, before gigabytes are read."""
+    text_width, latent, vocab = len(text_cfg.taps) * text_cfg.d, 4 * vae_cfg.latent_channels, tokenizer.get_vocab_size()
+    misfits = [
+        ("transformer reads", cfg.d_text, "text features per token and the text encoder gives", text_width),
+        ("transformer works on", cfg.d_latent, "latent channels and the autoencoder makes", latent),
+    ]
+    for what, wanted, but, there in misfits:
+        if wanted != there:
+            raise ValueError(f"The {what} {wanted} {but} {there}: the parts in {folder} belong to different models.")
+    if max(text_cfg.taps) > text_cfg.layers or vocab > text_cfg.vocab:
+        raise ValueError(
+            f"The text encoder in {folder} has {text_cfg.layers} layers and {text_cfg.vocab} tokens; model_index.json "
+            f"wants layer {max(text_cfg.taps)}, the tokenizer has {vocab} tokens: parts of different models."
+        )
+
+
 def load(
     folder: Path, name: str, dtype: mx.Dtype
 ) -> tuple[Transformer, Autoencoder, TextEncoder, Tokenizer, ModelInfo]:
     """Everything a pipeline needs from a model's folder, weights mapped but not yet read."""
     index = read_json(folder / "model_index.json")
     configs = {p: read_json(part(folder, p) / "config.json") for p in ("transformer", "vae", "text_encoder")}
-    text_cfg = text_encoder_config(configs["text_encoder"], index)
-    cfg = transformer_config(configs["transformer"])
-    if cfg.d_text != len(text_cfg.taps) * text_cfg.d:
-        raise ValueError(
-            f"The transformer in {folder} reads {cfg.d_text} text features per token and its text encoder gives "
-            f"{len(text_cfg.taps)}·{text_cfg.d}: these two parts belong to different models."
-        )
+    try:
+        text_cfg = text_encoder_config(configs["text_encoder"], index)
+        cfg, vae_cfg = transformer_config(configs["transformer"]), autoencoder_config(configs["vae"])
+    except KeyError as e:
+        raise ValueError(f"A config.json in {folder} says nothing about {e}: is this another kind of model?") from None
+    tokenizer = load_tokenizer(folder)
+    check_parts(folder, cfg, vae_cfg, text_cfg, tokenizer)
     transformer = load_part(Transformer(cfg), part(folder, "transformer"), transformer_sources, dtype)
     # The autoencoder stays in float32 as in the makers' own code: it is small, and bfloat16 leaves bands in skies.
-    autoencoder = Autoencoder(autoencoder_config(configs["vae"]))
-    load_part(autoencoder, part(folder, "vae"), autoencoder_sources, mx.float32)
+    autoencoder = load_part(Autoencoder(vae_cfg), part(folder, "vae"), autoencoder_sources, mx.float32)
     text_encoder = load_part(TextEncoder(text_cfg), part(folder, "text_encoder"), text_encoder_sources, dtype)
     info = ModelInfo(name, index.get("is_distilled", False), configs["vae"].get("sample_size", 1024), text_cfg.tokens)
-    return transformer, autoencoder, text_encoder, load_tokenizer(folder), info
+    return transformer, autoencoder, text_encoder, tokenizer, info

@@ -8,7 +8,6 @@ Ctrl-C ends with status 130. A mistake in this program keeps its traceback.
 from __future__ import annotations
 
 import argparse
-import dis
 import itertools
 import os
 import platform
@@ -100,17 +99,8 @@ def make_parser() -> Parser:
     about = "draw a picture; what is not said comes from the model's own files"
     add = command("generate", generate, about, epilog=EXAMPLES, formatter_class=PLAIN)
     add("prompt", nargs="?", metavar="PROMPT", help="what to draw, in quotes; with --image: what to change")
-    add(
-        "--model",
-        metavar="NAME",
-        help="see `kleinlite models`; or a hub repository, or a folder (default: nano)",
-    )
-    add(
-        "--size",
-        type=size,
-        metavar="WxH",
-        help="in pixels, multiples of 16 (default: as the model, or --image)",
-    )
+    add("--model", metavar="NAME", help="see `kleinlite models`; or a hub repository or a folder (default: nano)")
+    add("--size", type=size, metavar="WxH", help="pixels, multiples of 16 (default: the model's, or --image's)")
     add("--steps", type=whole, metavar="N", help="looks at the picture on its way out of the noise")
     add("--guidance", type=decimal, metavar="G", help="how far to follow the prompt, from 1; base models only")
     add("--negative", metavar="TEXT", help="what to stay away from; needs guidance")
@@ -298,16 +288,9 @@ def info(args: argparse.Namespace) -> None:
 
     from .cpu import blas
 
-    show(
-        {
-            "kleinlite": __version__,
-            "mlx": mx.__version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "device": f"{mx.default_device()}, {mx.device_info().get('device_name', 'unknown')}",
-            "BLAS": blas() or "MLX's own",
-        }
-    )
+    show({"kleinlite": __version__, "mlx": mx.__version__, "python": platform.python_version()})
+    device = f"{mx.default_device()}, {mx.device_info().get('device_name', 'unknown')}"
+    show({"platform": platform.platform(), "device": device, "BLAS": blas() or "MLX's own"})
 
 
 def show(facts: dict) -> None:
@@ -363,7 +346,7 @@ def downloaded(repo: str) -> Path | None:
 
 
 def count(folder: Path) -> list[int]:
-    """Parameters of a model's transformer and text encoder; [] if any of its files is missing."""
+    """Parameters of a model's transformer and text encoder; [] if a file is missing or was cut short."""
     from .checkpoints import load_files, part, read_json
 
     try:
@@ -378,12 +361,8 @@ def count(folder: Path) -> list[int]:
 
 def raised_here(error: Exception) -> bool:
     """Whether it comes from a `raise` in this package, and so is a sentence, and not from a call that failed."""
-    last = error.__traceback__
-    while last.tb_next:
-        last = last.tb_next
-    code = last.tb_frame.f_code
-    here = Path(code.co_filename).parent == Path(__file__).parent
-    return here and code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return Path(last.filename).parent == Path(__file__).parent and last.line.startswith("raise ")
 
 
 def explain(error: Exception) -> str | None:
@@ -403,7 +382,7 @@ def main(argv: list[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(argv)
     command = getattr(args, "parser", parser)
     if unknown:
-        hint = ": does the prompt need quotes?" if "prompt" in args and unknown[0][0] != "-" else ""
+        hint = ": does the prompt need quotes?" if "prompt" in args and not unknown[0].startswith("-") else ""
         command.error(f"{' '.join(unknown)} is not understood{hint}")
     if command is parser:
         parser.print_help()

@@ -2,7 +2,7 @@
 
 We join all parts: a prompt goes in, a picture comes out; and with reference pictures in, it edits.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal c206e81d)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal f41ecfa2)
 """
 
 import json
@@ -132,16 +132,16 @@ def check_request(
             near = max(16, 16 * round(side / 16))
             raise ValueError(f"The {what} must be a multiple of 16 pixels, {side} is not: try {near}.")
     steps = info.steps if steps is None else steps
-    if steps < 1:
-        raise ValueError(f"steps counts the model's looks at the picture and must be at least 1, not {steps}.")
+    if not 1 <= steps <= 1000:
+        raise ValueError(f"steps counts the model's looks at the picture: at least 1 and at most 1000, not {steps}.")
     if info.distilled and guidance not in (None, 1):
         raise ValueError(
             f"{info.name} is distilled: guidance is built into its weights and cannot be set. Leave guidance out, or "
             "use the base model (nano-base for nano, base-4b for 4b)."
         )
     guidance = info.guidance if guidance is None else float(guidance)
-    if guidance < 1:
-        raise ValueError(f"guidance starts at 1 (none), {guidance} is less.")
+    if not 1 <= guidance < math.inf:
+        raise ValueError(f"guidance is a number from 1 (none) upwards, not {guidance:g}: try {info.guidance:g}.")
     if negative_prompt and guidance == 1:
         raise ValueError("A negative prompt only acts through guidance: use a base model and a guidance above 1.")
     if seed is None:
@@ -151,6 +151,9 @@ def check_request(
         raise ValueError(
             f"There are {len(prompts)} prompts and {len(seeds)} seeds: give one seed each, or a single one."
         )
+    for number in seeds:
+        if not 0 <= number < 2**64:
+            raise ValueError(f"A seed is a whole number from 0 to 2**64 - 1, {number} is not.")
     return Request(
         info.name, prompts, isinstance(prompt, str), references, width, height, steps, guidance, negative_prompt, seeds
     )  # fmt: skip
@@ -276,4 +279,7 @@ def picture_info(picture: Image.Image | str | Path) -> dict:
     if "kleinlite" not in image.info:
         raise ValueError("This picture does not say what made it: it was not written by kleinlite, or was saved again.")
     made = image.info["kleinlite"]
-    return made if isinstance(made, dict) else json.loads(made)
+    try:
+        return made if isinstance(made, dict) else json.loads(made)
+    except ValueError:
+        raise ValueError("What this picture says about itself is damaged: it was changed by another program.") from None

@@ -1,9 +1,8 @@
 """Position ids.
 
-We give every token four coordinates and build the rotation that lets attention feel the distance between
-them.
+We give every token four coordinates and build the rotation that lets attention feel the distance between them.
 
-Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal f64739b6)
+Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal 9920c973)
 """
 
 import mlx.core as mx

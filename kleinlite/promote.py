@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTH = 110  # the formatter's line length in pyproject.toml
+WIDTH = 120  # the formatter's line length in pyproject.toml
 TRAILER = "Promoted from {}: edit there, then run `make promote`. (seal {})"
 SEALED = re.compile("^" + re.escape(TRAILER).replace(r"\{\}", r"(\S+)") + "$", re.M)
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -78,7 +78,7 @@ def build(file: Path) -> Module | None:
             raise Refused(cell, what, "take magics out of it, or take the mark off") from None
         names += [(name, cell) for node in nodes for name in defined(node, cell)]
         imports += [node for node in nodes if isinstance(node, IMPORT)]
-        blocks += without_imports(body, nodes)
+        blocks += without_imports(body, nodes, cell)
     if not imports and not blocks:
         return None
     public = [f'"{name}"' for name, _ in names if not name.startswith("_")]
@@ -107,10 +107,12 @@ def defined(node: ast.stmt, cell: str) -> list[str]:
     raise Refused(cell, what, "move it to a cell without the mark")
 
 
-def without_imports(body: str, nodes: list[ast.stmt]) -> list[tuple[bool, str, bool]]:
+def without_imports(body: str, nodes: list[ast.stmt], cell: str) -> list[tuple[bool, str, bool]]:
     """The cell's own lines, as they were written, and whether they begin and end with a definition."""
     kept = [node for node in nodes if not isinstance(node, IMPORT)]
     cut = {line for node in nodes if node not in kept for line in range(node.lineno, node.end_lineno + 1)}
+    if any(node.lineno in cut for node in kept):
+        raise Refused(cell, "has an import and a definition in one line", "give each a line of its own")
     text = "\n".join(line for i, line in enumerate(body.split("\n"), start=1) if i not in cut).strip()
     text = re.sub(r"\n{4,}", "\n\n\n", text) if cut else text
     return [(isinstance(kept[0], DEFINITION), text, isinstance(kept[-1], DEFINITION))] if kept else []

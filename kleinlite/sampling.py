@@ -1,9 +1,9 @@
 """Sampling.
 
-We turn noise into data by following a velocity field in a few straight steps, and find out why klein
-spaces its steps so unevenly.
+We turn noise into data by following a velocity field in a few straight steps, and find out why klein spaces its
+steps so unevenly.
 
-Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal b901b014)
+Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal 4c1eb149)
 """
 
 import math

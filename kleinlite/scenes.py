@@ -59,7 +59,7 @@ class Scene:
     sky: str | None = None
     ground: str | None = None
     sun_side: str | None = None
-    jitter: int = 0  # seed of the small shifts that no caption mentions
+    jitter: int | None = 0  # seed of the small shifts that no caption mentions; None: everything in its middle place
 
     @property
     def is_landscape(self) -> bool:
@@ -96,7 +96,10 @@ def sample(seed: int) -> Scene:
         things = [_pick_thing(rng, None, first)]
         if count == 2:
             things.append(_pick_thing(rng, None, _other(first), unlike=things[0]))
-        return Scene(tuple(things), background=rng.choice(list(BACKGROUNDS)), jitter=jitter)
+        background = rng.choice(list(BACKGROUNDS))
+        if background == "white" and any(t.colour == "white" for t in things):
+            background = "blue"  # white on white would be told apart by its shadow alone
+        return Scene(tuple(things), background=background, jitter=jitter)
     ground = rng.choice(list(GROUNDS))
     count = rng.choice((0, 1, 1, 1) if ground == "sea" else (0, 1, 1, 1, 2, 2))
     things = []
@@ -162,7 +165,8 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
         ground = rng.choice([g for g in ("hills", "desert", "snow") if g != scene.ground])
         return (scene,), f"change the ground to {GROUNDS[ground][0]}", replace(scene, ground=ground)
     if how == "background":
-        background = rng.choice([c for c in BACKGROUNDS if c != scene.background])
+        taken = {scene.background, *(t.colour for t in scene.things if t.colour == "white")}
+        background = rng.choice([c for c in BACKGROUNDS if c not in taken])
         return (scene,), f"make the background {background}", replace(scene, background=background)
     i = rng.randrange(len(scene.things))
     thing = scene.things[i]
@@ -320,8 +324,16 @@ def _draw_landscape(canvas: _Canvas, scene: Scene, rng: random.Random) -> None:
         draw[thing.kind](canvas, x, y, COLOURS[thing.colour], dim)
 
 
+class _Still:
+    """Stands in for a random generator where nothing shall move."""
+
+    @staticmethod
+    def uniform(low: float, high: float) -> float:
+        return (low + high) / 2
+
+
 def draw(scene: Scene, size: int = 96) -> Image.Image:
     """The scene as an RGB picture of size × size pixels."""
-    canvas, rng = _Canvas(size), random.Random(scene.jitter)
+    canvas, rng = _Canvas(size), _Still() if scene.jitter is None else random.Random(scene.jitter)
     (_draw_landscape if scene.is_landscape else _draw_shapes)(canvas, scene, rng)
     return canvas.image.resize((size, size), Image.Resampling.BOX)

@@ -1,9 +1,8 @@
 """Text encoder.
 
-We rebuild Qwen3, a language model, and stack what three of its middle layers think about every word of
-the prompt.
+We rebuild Qwen3, a language model, and stack what three of its middle layers think about every word of the prompt.
 
-Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 8ad80583)
+Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 523ed759)
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Training klein-nano.
 
-We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of
-captions, and a transformer that learns to paint them.
+We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
+a transformer that learns to paint them.
 
-Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 7c450872)
+Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 9eb80dd1)
 """
 
 import json

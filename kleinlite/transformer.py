@@ -1,9 +1,8 @@
 """The transformer.
 
-We build the network that looks at a noisy picture and a prompt and says in which direction the picture
-lies.
+We build the network that looks at a noisy picture and a prompt and says in which direction the picture lies.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 5f67a33d)
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal f998caf2)
 """
 
 import math

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import mlx.core as mx
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.ticker import NullLocator
 from PIL import Image
 
 STYLE = {
@@ -112,6 +113,10 @@ def lines(
     for name, (xs, ys) in series.items():
         ax.plot(list(xs), list(ys), label=name, marker=marker, markersize=3, linewidth=1.4)
     ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if logx else "linear", yscale="log" if logy else "linear")
+    if logx:  # powers of ten are too far apart for a handful of values
+        ticks = list(next(iter(series.values()))[0])
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.xaxis.set_minor_locator(NullLocator())
     ax.grid(alpha=0.25)
     if len(series) > 1:
         ax.legend(frameon=False, fontsize=8)

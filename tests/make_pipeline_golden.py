@@ -220,7 +220,7 @@ def compute(folder, name):
     for k, (run, wish) in enumerate(RUNS[name].items()):
         images = references[: wish["refs"]]
         width, height = wish["width"], wish["height"]
-        if width is None:
+        if width is None:  # the pipeline takes the first reference's
             height, width = prepare(pipeline.image_processor, REFERENCES[0]).shape[:2]
         gh, gw = height // 16, width // 16
         noise = torch.randn(1, gh * gw, 128, generator=torch.Generator().manual_seed(80 + k))
@@ -245,7 +245,7 @@ def compute(folder, name):
         outputs = {"sigmas": pipeline.scheduler.sigmas, "velocity0": first, "trajectory": torch.cat(path)}
         file.put(run, outputs)
         file[f"{run}.image"] = levels.reshape(height, width, 3)
-        meta["runs"][run] = wish | {"width": width, "height": height}
+        meta["runs"][run] = wish
     return file, meta
 
 

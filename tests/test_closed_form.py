@@ -12,8 +12,9 @@ from golden_tools import GOLDENS, LOOSE, check, nchw, nhwc
 from mlx.utils import tree_unflatten
 from tokenizers import Tokenizer
 
-from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, pack
+from kleinlite.autoencoder import Autoencoder, pack
 from kleinlite.checkpoints import (
+    autoencoder_config,
     autoencoder_sources,
     for_folder,
     match,
@@ -115,10 +116,7 @@ def test_qwen3():
 
 def test_vae():
     table, c = TABLE["vae"], TABLE["vae"]["config"]
-    config = AutoencoderConfig(
-        tuple(c["block_out_channels"]), None, c["layers_per_block"], c["latent_channels"], c["norm_num_groups"], c["batch_norm_eps"]
-    )  # fmt: skip
-    model = filled(Autoencoder(config), autoencoder_sources, table)
+    model = filled(Autoencoder(autoencoder_config(c)), autoencoder_sources, table)
     pixels = nhwc(fill(table["inputs"]["image"]["k"], table["inputs"]["image"]["shape"]))
     mean = model.encoder(pixels)[..., : c["latent_channels"]]
     compare(table, "mean", nchw(mean))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from golden_tools import LOOSE, TIGHT, check, nchw, nhwc
+from golden_tools import LOOSE, check, nchw, nhwc
 from mlx.utils import tree_flatten
 from PIL import Image
 
@@ -40,8 +40,8 @@ class Reference:
     def __init__(self, name: str):
         self.folder = TINY / "base" if name == "base" else TINY
         self.model = self.folder
-        if name.startswith("shared "):
-            self.folder = ELSEWHERE / name.removeprefix("shared ")
+        if name.startswith("shared-"):
+            self.folder = ELSEWHERE / name.removeprefix("shared-")
             self.model = self.folder / "pipeline"
             if not self.folder.is_dir():
                 pytest.skip(f"there is no {name.removeprefix('shared ')} in {ELSEWHERE.name}; set KLEINLITE_GOLDEN")
@@ -57,27 +57,37 @@ class Reference:
     def wish(self, run: str) -> dict:
         """Arguments for a call. A distilled model must not be told a guidance."""
         w, start = self.meta["runs"][run], self.expected[f"{run}.trajectory"][:1]
-        wish = {"prompt": w["prompt"], "images": self.references(w["refs"]), "steps": w["steps"], "noise": start}
-        if not w["refs"] or run == "cfg_edit" or self.references(1)[0].size != (w["width"], w["height"]):
-            wish |= {"width": w["width"], "height": w["height"]}  # else the first reference's size is the default
+        wish = {name: w[name] for name in ("prompt", "width", "height", "steps")} | {"noise": start, "progress": False}
+        wish |= {"images": self.references(w["refs"])}
         return wish | ({} if self.klein.info.distilled else {"guidance": w["guidance"]})
 
-    @cache  # noqa: B019
-    def steps(self, run: str) -> list:
-        return list(self.klein.stream(**self.wish(run), progress=False))
+    def grid(self, run: str) -> tuple[int, int]:
+        height, width, _ = self.expected[f"{run}.image"].shape
+        return height // 16, width // 16
 
 
 reference = cache(Reference)
-MODELS = ["tiny", "base", "shared tiny", "shared tiny-base"]
+
+
+@cache
+def steps(name: str, run: str) -> list:
+    return list(reference(name).klein.stream(**reference(name).wish(run)))
+
+
+@cache
+def features(name: str, prompt: str) -> mx.array:
+    return reference(name).klein.encode_prompt(prompt)
+
+
 RUNS = [
     *(("tiny", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2")),
     *(("base", run) for run in ("cfg", "cfg_edit")),
-    *(("shared tiny", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2")),
-    *(("shared tiny-base", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2", "cfg")),
+    *(("shared-tiny", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2")),
+    *(("shared-tiny-base", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2", "cfg")),
 ]
 each_run = pytest.mark.parametrize("name, run", RUNS)
 each_prompt = pytest.mark.parametrize("i", range(3))
-each_encoder = pytest.mark.parametrize("name", ["tiny", "shared tiny", "shared tiny-base"])
+each_encoder = pytest.mark.parametrize("name", ["tiny", "shared-tiny", "shared-tiny-base"])
 
 
 def test_all_runs_are_listed():
@@ -101,7 +111,7 @@ def test_tokens(name, i):
 @each_prompt
 def test_features(name, i):
     r = reference(name)
-    check(r.klein.encode_prompt(r.meta["prompts"][i]), r.expected[f"prompt{i}.embeds"], TIGHT)
+    check(features(name, r.meta["prompts"][i]), r.expected[f"prompt{i}.embeds"])
 
 
 @each_encoder
@@ -109,65 +119,60 @@ def test_encode(name):
     r = reference(name)
     pixels, vae = nhwc(r.expected["vae.input"]), r.klein.autoencoder
     mean, _ = mx.split(vae.encoder(pixels), 2, axis=-1)
-    check(nchw(mean), r.expected["vae.latent_mean"], TIGHT)
-    check(nchw(vae.encode(pixels)), r.expected["vae.packed"], TIGHT)
+    check(nchw(mean), r.expected["vae.latent_mean"], LOOSE)
+    check(nchw(vae.encode(pixels)), r.expected["vae.packed"], LOOSE)
 
 
 @each_encoder
 def test_decode(name):
     r = reference(name)
     latents = r.klein.autoencoder.bn.normalise(pack(nhwc(r.expected["vae.latent_mean"])))
-    check(nchw(r.klein.autoencoder.decode(latents)), r.expected["vae.decoded"], TIGHT)
+    check(nchw(r.klein.autoencoder.decode(latents)), r.expected["vae.decoded"], LOOSE)
 
 
 @each_run
 def test_sigmas(name, run):
-    r = reference(name)
-    w, want = r.meta["runs"][run], r.expected[f"{run}.sigmas"]
-    check(mx.array(schedule(w["steps"], w["width"] * w["height"] // 256)), want, 1e-6, absolute=True)
-    steps = r.steps(run)
-    check(mx.array([s.t for s in steps] + [steps[-1].t_next]), want, 1e-6, absolute=True)
+    r, (gh, gw), taken = reference(name), reference(name).grid(run), steps(name, run)
+    want = r.expected[f"{run}.sigmas"]
+    check(mx.array(schedule(r.meta["runs"][run]["steps"], gh * gw)), want, 1e-6, absolute=True)
+    check(mx.array([s.t for s in taken] + [taken[-1].t_next]), want, 1e-6, absolute=True)
 
 
 @each_run
 def test_first_velocity(name, run):
-    """The transformer by itself, from the reference's own noise and, where there are some, our encoded references."""
-    r = reference(name)
-    w, want, klein = r.meta["runs"][run], r.expected[f"{run}.velocity0"], r.klein
-    img, ids = r.expected[f"{run}.trajectory"][:1], image_ids(w["height"] // 16, w["width"] // 16)
-    n = img.shape[1]
+    """The transformer by itself, from the reference's own noise and the references as we encode them."""
+    r, (gh, gw), want = reference(name), reference(name).grid(run), reference(name).expected[f"{run}.velocity0"]
+    img, ids, w = r.expected[f"{run}.trajectory"][:1], image_ids(gh, gw), r.meta["runs"][run]
     if w["refs"]:
-        latents = [klein.autoencoder.encode(to_pixels(prepare_reference(x))) for x in r.references(w["refs"])]
+        pixels = [to_pixels(prepare_reference(image)) for image in r.references(w["refs"])]
+        latents = [r.klein.autoencoder.encode(x) for x in pixels]
         img = mx.concatenate([img, *(x.reshape(1, -1, 128) for x in latents)], axis=1)
         ids = mx.concatenate([ids, reference_ids([x.shape[1:3] for x in latents])])
-    txt = klein.encode_prompt(w["prompt"])
-    velocity = klein.transformer(img, txt, 1.0, ids, text_ids(txt.shape[1]))
-    check(velocity[:, : want.shape[1]], want, LOOSE)
+    txt = features(name, w["prompt"])
+    velocity = r.klein.transformer(img, txt, 1.0, ids, text_ids(txt.shape[1]))
+    check(velocity[:, : want.shape[1]], want, LOOSE)  # some files hold the references' velocities, too
     if w["guidance"] == 1:
-        check(r.steps(run)[0].velocity, want[:, :n], LOOSE)
+        check(steps(name, run)[0].velocity, want[:, : gh * gw], LOOSE)
 
 
 @each_run
 def test_trajectory(name, run):
-    r = reference(name)
-    want, steps = r.expected[f"{run}.trajectory"], r.steps(run)
-    assert [s.index for s in steps] == list(range(len(want) - 1))
-    for i, step in enumerate(steps):
+    want, taken = reference(name).expected[f"{run}.trajectory"], steps(name, run)
+    assert [s.index for s in taken] == list(range(len(want) - 1))
+    for i, step in enumerate(taken):
         check(step.latents, want[i + 1 : i + 2], LOOSE)
 
 
 def levels(picture: Image.Image) -> mx.array:
-    return mx.array(list(picture.tobytes()), dtype=mx.float32).reshape(picture.height, picture.width, 3)
+    values = mx.array(memoryview(picture.tobytes())).reshape(picture.height, picture.width, 3)
+    return values.astype(mx.float32)
 
 
 @each_run
 def test_picture(name, run):
-    r = reference(name)
-    want = r.expected[f"{run}.image"]
+    want = reference(name).expected[f"{run}.image"]
     want = want.astype(mx.float32) * (1 if want.dtype == mx.uint8 else 255)
-    picture = r.klein(**r.wish(run), progress=False)
-    check(levels(picture), want, 1.0, absolute=True)
-    assert picture.tobytes() == r.steps(run)[-1].preview().tobytes()  # the last step's guess is the picture
+    check(levels(steps(name, run)[-1].preview()), want, 1.0, absolute=True)
 
 
 # ---------------------------------------------------------------- references
@@ -211,12 +216,12 @@ def test_batch_is_single_runs(name, count):
     together = list(r.klein.stream(prompts, seed=seeds, **wish))
     alone = [list(r.klein.stream(p, seed=s, **wish)) for p, s in zip(prompts, seeds)]
     for i, step in enumerate(together):
-        check(step.latents, mx.concatenate([steps[i].latents for steps in alone]), TIGHT)
-        check(step.velocity, mx.concatenate([steps[i].velocity for steps in alone]), TIGHT)
+        check(step.latents, mx.concatenate([run[i].latents for run in alone]))
+        check(step.velocity, mx.concatenate([run[i].velocity for run in alone]))
     pictures = r.klein(prompts, seed=seeds, **wish)
     assert isinstance(pictures, list) and [p.size for p in pictures] == [(48, 32)] * 3
-    for picture, steps in zip(pictures, alone):
-        check(levels(picture), levels(steps[-1].preview()), 1.0, absolute=True)
+    for picture, run in zip(pictures, alone):
+        check(levels(picture), levels(run[-1].preview()), 1.0, absolute=True)
     [only] = r.klein(prompts[:1], seed=seeds[:1], **wish)  # a list in, a list out
     assert only.tobytes() == alone[0][-1].preview().tobytes()
 
@@ -235,14 +240,14 @@ def test_guidance_uses_the_negative_prompt():
 def test_stream_and_call_agree():
     klein = reference("tiny").klein
     wish = {"prompt": "a red circle", "width": 48, "height": 32, "seed": 5, "progress": False}
-    steps = list(klein.stream(**wish))
-    assert len(steps) == klein.info.steps == 4
-    for step, after in zip(steps, steps[1:]):
+    taken = list(klein.stream(**wish))
+    assert len(taken) == klein.info.steps == 4
+    for step, after in zip(taken, taken[1:]):
         assert step.t_next == after.t
         moved = step.latents + (after.t_next - after.t) * after.velocity
         check(after.latents, moved)
-    assert klein(**wish).tobytes() == klein(**wish).tobytes() == steps[-1].preview().tobytes()
-    for step in steps:  # where a straight line from here would end
+    assert klein(**wish).tobytes() == klein(**wish).tobytes() == taken[-1].preview().tobytes()
+    for step in taken:  # where a straight line from here would end
         clean = (step.latents - step.t_next * step.velocity).reshape(1, 2, 3, 128)
         assert step.preview().tobytes() == to_images(klein.autoencoder.decode(clean))[0].tobytes()
 
@@ -302,8 +307,7 @@ def test_other_files(kind, tmp_path):
     ):
         a, b = dict(tree_flatten(ours.parameters())), dict(tree_flatten(theirs.parameters()))
         assert a.keys() == b.keys() and all(mx.array_equal(a[k], b[k]).item() for k in a)
-    wish = r.wish("edit2") | {"progress": False}
-    assert other(**wish).tobytes() == r.klein(**wish).tobytes()
+    assert other(**r.wish("edit2")).tobytes() == r.klein(**r.wish("edit2")).tobytes()
     assert (
         other.info.tokens == r.klein.info.tokens and other.info.distilled and not reference("base").klein.info.distilled
     )
@@ -316,6 +320,6 @@ def test_bfloat16():
     assert half.encode_prompt("a").dtype == mx.bfloat16
     assert {w.dtype for _, w in tree_flatten(half.transformer.parameters())} == {mx.bfloat16}
     assert {w.dtype for _, w in tree_flatten(half.autoencoder.parameters())} == {mx.float32}
-    for step, exact in zip(half.stream(**r.wish("edit1"), progress=False), r.steps("edit1")):
+    for step, exact in zip(half.stream(**r.wish("edit1")), steps("tiny", "edit1")):
         error = (step.latents - exact.latents).astype(mx.float32)
         assert mx.sqrt((error**2).mean()).item() < 0.02

@@ -227,6 +227,13 @@ def test_constants_are_allowed(tmp_path, cell):
     assert promote.main([], tmp_path) == 0 and cell in module.read_text()
 
 
+def test_a_definition_behind_an_import(tmp_path, capsys):
+    """Imports move to the top as whole lines, so this one would be lost."""
+    write(tmp_path, "01_demo", SETUP, "#| export\nimport math; TAU = 6.28")
+    said = refusal(tmp_path, capsys)
+    assert "code cell 2 of notebooks/01_demo.ipynb has an import and a definition in one line" in said
+
+
 def test_magics(tmp_path, capsys):
     write(tmp_path, "01_demo", SETUP, "#| export\n%matplotlib inline")
     said = refusal(tmp_path, capsys)
@@ -283,6 +290,10 @@ def test_an_unreadable_notebook(tmp_path, capsys):
 
 
 # This repository
+
+
+def test_lines_are_as_long_as_the_formatter_has_them():
+    assert f"\nline-length = {promote.WIDTH}\n" in (ROOT / "pyproject.toml").read_text("utf-8")
 
 
 def test_the_package_is_what_the_book_says(capsys):

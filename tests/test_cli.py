@@ -1,0 +1,368 @@
+"""The command line at its work: what each command writes and prints. Mistakes are in test_errors.py."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from PIL import Image, PngImagePlugin
+
+from kleinlite import __version__, picture_info, pipeline
+from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
+from kleinlite.checkpoints import BUNDLED, HUB
+from kleinlite.cli import RELEASED, count, main
+from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
+from kleinlite.training import initialise, save_encoders, save_transformer, train_tokenizer
+from kleinlite.transformer import Transformer, TransformerConfig
+
+NANO = Path(pipeline.__file__).parent / "nano" / "model_index.json"
+PROMPT = "a red circle"
+
+
+def save_tiny(folder: Path) -> Path:
+    """A model of random weights in the released layout, distilled, and in `base` the same one undistilled."""
+    tokenizer, vae_cfg, cfg = train_tokenizer(), AutoencoderConfig.tiny(), TransformerConfig.tiny()
+    text_cfg = replace(TextEncoderConfig.tiny(), vocab=tokenizer.get_vocab_size())
+    parts = Autoencoder(vae_cfg), TextEncoder(text_cfg), Transformer(cfg)
+    for i, part in enumerate(parts):
+        initialise(part, mx.random.key(i))
+    autoencoder, text_encoder, transformer = parts
+    save_encoders(folder, autoencoder, vae_cfg, 64, text_encoder, tokenizer)
+    save_transformer(folder, transformer, text_cfg, distilled=True)
+    save_transformer(folder / "base", transformer, text_cfg, distilled=False)
+    return folder
+
+
+def run(*argv) -> int:
+    """The exit status of `kleinlite argv…`."""
+    try:
+        return main([str(arg) for arg in argv])
+    except SystemExit as end:  # how argparse ends
+        return end.code
+
+
+def in_a_process(code: str, *argv, **environment) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, argv)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"KLEINLITE_CPU": "off"} | environment,  # where it is slow, it would say so on stderr
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def draw(tiny):
+    """draw("-o", "x.png", …): the picture of x.png, from the tiny model."""
+
+    def call(*argv, path="x.png") -> Image.Image:
+        assert run("generate", PROMPT, "--model", tiny, "-o", path, *argv) == 0
+        return Image.open(path)
+
+    return call
+
+
+def pixels(picture: Image.Image | str) -> bytes:
+    return (picture if isinstance(picture, Image.Image) else Image.open(picture)).convert("RGB").tobytes()
+
+
+# ---------------------------------------------------------------- generate
+
+
+def test_generate_writes_a_picture_and_one_line(tiny, here, capsys):
+    assert run("generate", PROMPT, "--model", tiny, "--seed", 7) == 0
+    out, err = capsys.readouterr()
+    assert re.fullmatch(rf"a-red-circle-7\.png: 64x64, {re.escape(str(tiny))}, seed 7, \d+\.\d s\n", out)
+    assert err == ""  # no bar where nobody watches
+    assert os.listdir(here) == ["a-red-circle-7.png"]
+    with Image.open("a-red-circle-7.png") as picture:
+        assert picture.format == "PNG" and picture.mode == "RGB" and picture.size == (64, 64)
+        said = {"model": str(tiny), "prompt": PROMPT, "seed": 7, "steps": 4, "guidance": 1.0}
+        said |= {"negative_prompt": "", "width": 64, "height": 64, "references": 0}
+        assert picture_info(picture) == said
+
+
+def test_the_defaults_are_the_models_own(tiny, draw):
+    made = picture_info(draw("--model", tiny / "base", "--seed", 1))
+    assert (made["steps"], made["guidance"]) == (50, 4.0)
+
+
+def test_options_reach_the_model(tiny, draw, capsys):
+    options = ["--size", "48x32", "--steps", "3", "--guidance", "2.5", "--negative", "blue", "--seed", "11"]
+    picture = draw("--model", tiny / "base", *options)
+    assert picture.size == (48, 32)
+    made = picture_info(picture)
+    assert (made["steps"], made["guidance"], made["negative_prompt"], made["seed"]) == (3, 2.5, "blue", 11)
+    klein = pipeline.Klein.from_pretrained(tiny / "base")
+    wishes = {"width": 48, "height": 32, "steps": 3, "guidance": 2.5, "negative_prompt": "blue", "seed": 11}
+    assert pixels(klein(PROMPT, **wishes, progress=False)) == pixels(picture)
+    for option, value in (("--negative", "green"), ("--guidance", 2), ("--steps", 2), ("--seed", 12)):
+        other = draw("--model", tiny / "base", *options, option, value, path="other.png")
+        assert pixels(other) != pixels(picture), option
+
+
+def test_a_seed_is_chosen_and_printed(draw, capsys):
+    first = draw()
+    seed = re.search(r"seed (\d+)", capsys.readouterr().out)[1]
+    assert pixels(draw("--seed", seed, path="again.png")) == pixels(first)
+    assert pixels(draw(path="other.png")) != pixels(first)
+
+
+def test_a_new_picture_gets_a_new_name(tiny, here, capsys):
+    names = ["a-red-circle-7.png", "a-red-circle-7-2.png", "a-red-circle-7-3.png"]
+    for name in names:
+        assert run("generate", PROMPT, "--model", tiny, "--seed", 7, "--steps", 1) == 0
+        assert capsys.readouterr().out.startswith(name)
+    assert sorted(os.listdir(here)) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    "prompt, name",
+    [
+        ("Un Cœur! ../../É\t'x'", "un-cur-e-x-7.png"),
+        ("红", "picture-7.png"),
+        ("", "picture-7.png"),
+        ("sun " * 4 + "x" * 80, "sun-sun-sun-sun-" + "x" * 44 + "-7.png"),
+    ],
+)
+def test_names_are_safe_and_short(tiny, here, prompt, name, monkeypatch):
+    monkeypatch.setattr(pipeline.Klein, "encode_prompt", lambda *_: mx.zeros((1, 4, 72)))  # of any length
+    assert run("generate", prompt, "--model", tiny, "--seed", 7, "--steps", 1) == 0
+    assert os.listdir(here) == [name]
+
+
+def test_a_named_file_is_replaced(draw, here):
+    old = pixels(draw("--seed", 1, path="X.PNG"))
+    assert pixels(draw("--seed", 2, path="X.PNG")) != old
+    assert os.listdir(here) == ["X.PNG"]
+
+
+def test_a_prompt_may_look_like_an_option(tiny, here):
+    assert run("generate", "--model", tiny, "--seed", 7, "--steps", 1, "--", "-o") == 0
+    assert os.listdir(here) == ["o-7.png"]
+    options = ["--model", tiny, "--seed", 8, "--steps", 1, "--image", "o-7.png"]  # as the Makefile passes them
+    assert run("generate", *options, "--", "$HOME 'x' \"y\"") == 0
+    assert picture_info("home-x-y-8.png")["prompt"] == "$HOME 'x' \"y\""
+
+
+def test_a_bar_shows_progress(draw, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    draw("--steps", 2)
+    assert "0/2" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- references
+
+
+def test_reference_pictures_are_edited(draw):
+    Image.linear_gradient("L").resize((96, 80)).save("first.jpg")
+    Image.radial_gradient("L").resize((64, 64)).save("second.webp")
+    plain = draw("--seed", 1, "--size", "96x80", path="plain.png")
+    one = draw("--seed", 1, "--image", "first.jpg", path="one.png")
+    two = draw("--seed", 1, "--image", "first.jpg", "second.webp", path="two.png")
+    same = draw("--seed", 1, "--image", "first.jpg", "--image", "second.webp", path="same.png")
+    assert plain.size == one.size == two.size == (96, 80)  # the first one's
+    assert len({pixels(plain), pixels(one), pixels(two)}) == 3 and pixels(two) == pixels(same)
+    assert [picture_info(p)["references"] for p in (plain, one, two)] == [0, 1, 2]
+    assert draw("--image", "first.jpg", "--size", "64x48").size == (64, 48)
+
+
+def test_photographs_are_turned_upright(draw):
+    upright = Image.linear_gradient("L").resize((80, 112)).convert("RGB")
+    exif = Image.Exif()
+    exif[274] = 6  # the camera was held on its side
+    upright.transpose(Image.Transpose.ROTATE_90).save("photo.png", exif=exif)
+    upright.save("upright.png")
+    drawn = [draw("--seed", 1, "--image", path, path=f"of-{path}") for path in ("photo.png", "upright.png")]
+    assert drawn[0].size == (80, 112) and pixels(drawn[0]) == pixels(drawn[1])
+
+
+# ---------------------------------------------------------------- generate --like
+
+
+def test_like_draws_it_again(tiny, draw):
+    options = ["--size", "48x32", "--steps", "2", "--guidance", "2.5", "--negative", "blue", "--seed", "11"]
+    draw("--model", tiny / "base", *options)
+    assert run("generate", "--like", "x.png", "-o", "again.png") == 0
+    assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
+
+
+def test_what_is_typed_overrides_like(tiny, draw):
+    draw("--seed", 11, "--steps", 2)
+    options = ["--size", "48x32", "--steps", "3", "--seed", "12"]
+    assert run("generate", "a blue square", "--like", "x.png", "-o", "new.png", *options) == 0
+    made = picture_info("new.png")
+    assert made == picture_info("x.png") | {
+        "prompt": "a blue square", "seed": 12, "steps": 3, "width": 48, "height": 32
+    }  # fmt: skip
+
+
+def test_another_model_brings_its_own_steps_and_guidance(tiny, draw):
+    draw("--seed", 11, "--steps", 2)
+    assert run("generate", "--like", "x.png", "--model", tiny / "base", "--steps", 3, "-o", "base.png") == 0
+    made = picture_info("base.png")
+    assert (made["steps"], made["guidance"], made["seed"]) == (3, 4.0, 11)
+    assert run("generate", "--like", "base.png", "--model", tiny, "-o", "back.png") == 0
+    made = picture_info("back.png")
+    assert (made["steps"], made["guidance"], made["seed"]) == (4, 1.0, 11)
+
+
+def test_like_an_edit_takes_the_references_again(draw):
+    Image.linear_gradient("L").resize((96, 80)).save("first.png")
+    draw("--seed", 1, "--image", "first.png")
+    assert run("generate", "--like", "x.png", "--image", "first.png", "-o", "again.png") == 0
+    assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
+
+
+# ---------------------------------------------------------------- info, models, help
+
+
+def test_info_tells_what_made_a_picture(draw, capsys):
+    draw("--seed", 11, "--steps", 2)
+    capsys.readouterr()
+    assert run("info", "x.png") == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["prompt", PROMPT] in lines and ["seed", "11"] in lines and ["steps", "2"] in lines
+
+
+def test_info_keeps_a_foreign_text_out_of_the_terminal(capsys):
+    made = dict.fromkeys(("model", "prompt", "negative_prompt"), "\x1b[31mred\nein Gruß")
+    made |= dict.fromkeys(("seed", "steps", "guidance", "width", "height", "references"), 1)
+    chunk = PngImagePlugin.PngInfo()
+    chunk.add_itxt("kleinlite", json.dumps(made))
+    Image.new("RGB", (16, 16)).save("x.png", pnginfo=chunk)
+    assert run("info", "x.png") == 0
+    out = capsys.readouterr().out
+    assert "\\x1b[31mred\\nein Gruß" in out and "\x1b" not in out and len(out.splitlines()) == len(made)
+
+
+def test_info_without_a_file_tells_the_versions(capsys):
+    assert run("info") == 0
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert said["kleinlite"] == __version__ and said["mlx"] == mx.__version__
+    assert said["python"] == sys.version.split()[0] and str(mx.default_device()) in said["device"]
+    assert {"platform", "BLAS"} < set(said)
+
+
+def test_models_lists_every_name(capsys):
+    assert run("models") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines[1:] if line and line.split()[0] in {*BUNDLED, *HUB}}
+    assert list(rows) == [*BUNDLED, *HUB] and set(RELEASED) == set(HUB)
+    assert re.search(r"4, distilled +3\.9 B \+ 4\.0 B +16\.0 GB +Apache-2\.0", rows["4b"])
+    assert re.search(r" 50 +9\.1 B \+ 8\.2 B +34\.7 GB +FLUX Non-Commercial", rows["base-9b"])
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_parameters_of_the_table_are_our_modules():
+    def size(module):  # nothing is computed, so 34 GB stay imaginary
+        return sum(w.size for _, w in tree_flatten(module.parameters()))
+
+    assert RELEASED["4b"][:2] == (size(Transformer(TransformerConfig())), size(TextEncoder(TextEncoderConfig())))
+    cfg = TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=12288)
+    text_cfg = TextEncoderConfig(d=4096, d_mlp=12288, tied=False)
+    assert RELEASED["9b"][:2] == (size(Transformer(cfg)), size(TextEncoder(text_cfg)))
+
+
+def test_parameters_are_counted_in_the_files(tiny):
+    klein = pipeline.Klein.from_pretrained(tiny)
+    parts = klein.transformer, klein.text_encoder
+    assert count(tiny) == [sum(w.size for _, w in tree_flatten(part.parameters())) for part in parts]
+    assert count(tiny / "base") == count(tiny) and count(tiny / "vae") == []
+
+
+def test_models_knows_what_was_downloaded(tiny, here, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here))
+    repo = here / ("models--" + HUB["9b"].replace("/", "--"))
+    folder = repo / "snapshots" / "0"
+    shutil.copytree(tiny, folder)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0")
+
+    def row():
+        assert run("models") == 0
+        return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("9b "))
+
+    assert row().endswith("yes")
+    weights = folder / "text_encoder" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])  # a download that was cut short
+    assert row().endswith("no, gated")
+
+
+def test_help_is_quick_and_complete(capsys):
+    assert run() == 0 and run("--help") == 0
+    alone, asked = re.findall("usage:.*?(?=usage:|$)", capsys.readouterr().out, re.DOTALL)
+    assert alone.strip() == asked.strip() and all(name in alone for name in ("generate", "info", "models"))
+    assert run("generate", "--help") == 0
+    options = ["model", "size", "steps", "guidance", "negative", "seed", "image", "like", "output"]
+    said = capsys.readouterr().out
+    assert [option for option in options if f"--{option} " not in said] == []
+    assert run("--version") == 0 and capsys.readouterr().out == f"kleinlite {__version__}\n"
+    slow = ("PIL", "mlx.nn", "tokenizers", "tqdm", "huggingface_hub", "kleinlite.pipeline")
+    code = "import sys\nfrom kleinlite.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+    end = in_a_process(f"{code}print('slow:', [m for m in {slow} if m in sys.modules])", "generate", "--help")
+    assert end.returncode == 0 and end.stdout.endswith("slow: []\n"), end.stdout + end.stderr
+
+
+# ---------------------------------------------------------------- the program as a whole
+
+
+def test_ctrl_c_ends_quietly(tiny, here):
+    code = "import os, signal, sys, threading\nfrom kleinlite import cli, pipeline\n"
+    code += "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\nsys.exit(cli.main(sys.argv[1:]))"
+    end = in_a_process(code, "generate", PROMPT, "--model", tiny, "--steps", 1000)
+    assert (end.returncode, end.stdout, end.stderr) == (130, "", "kleinlite: stopped.\n")
+    assert os.listdir(here) == []
+
+
+def test_ctrl_c_while_writing_leaves_nothing(tiny, here, monkeypatch, capsys):
+    def interrupted(*_):
+        assert os.listdir(here)  # the draft, which must go
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline.os, "replace", interrupted)
+    assert run("generate", PROMPT, "--model", tiny) == 130
+    assert capsys.readouterr() == ("", "kleinlite: stopped.\n") and os.listdir(here) == []
+
+
+@pytest.mark.parametrize("module", ["kleinlite", "kleinlite.__main__"])
+def test_python_m_kleinlite(module, tiny, here):
+    code = f"import runpy, sys\nsys.argv[0] = 'x'\nrunpy.run_module('{module}', run_name='__main__')"
+    end = in_a_process(code, "generate", PROMPT, "--model", tiny, "--seed", 7, "--steps", 1)
+    assert end.returncode == 0 and end.stdout.startswith("a-red-circle-7.png: 64x64") and not end.stderr
+    assert in_a_process(code, "generate").returncode == 2
+
+
+@pytest.mark.skipif(not NANO.exists(), reason="kleinlite/nano holds no whole model: 08_training makes one")
+def test_the_bundled_model_draws(capsys):
+    right = 0
+    for seed in (1, 2, 3):
+        assert run("generate", "a red circle above a blue square", "--seed", seed, "-o", "x.png") == 0
+        assert f"x.png: 96x96, nano, seed {seed}" in capsys.readouterr().out
+        assert picture_info("x.png")["steps"] == 4
+        rgb = mx.array(memoryview(pixels("x.png"))).reshape(96, 96, 3).astype(mx.float32)
+        r, g, b = (rgb[:, :, i] for i in range(3))
+        rows = mx.arange(96)[:, None]
+        red, blue = (r > 2 * mx.maximum(g, b)).astype(mx.float32), (b > 1.5 * mx.maximum(r, g)).astype(mx.float32)
+        height = [(rows * where).sum().item() / max(where.sum().item(), 1) for where in (red, blue)]
+        right += min(red.sum().item(), blue.sum().item()) > 300 and height[0] + 20 < height[1]
+    assert right >= 2  # a circle has some 1000 pixels, a square too

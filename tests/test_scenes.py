@@ -1,0 +1,77 @@
+"""The drawn world: the same for the same seed, captions that are true, edits that change only what they name."""
+
+from dataclasses import replace
+
+import pytest
+from PIL import ImageChops
+
+from kleinlite.scenes import COLOURS, Scene, Thing, captions, draw, held_out, sample, sample_edit
+
+SEEDS = range(400)
+
+
+def changed_share(a, b):
+    """Share of pixels that differ visibly between two pictures."""
+    difference = ImageChops.difference(a, b).convert("L")
+    return sum(value > 24 for value in difference.tobytes()) / (a.width * a.height)
+
+
+def test_a_seed_is_a_scene():
+    assert [sample(s) for s in SEEDS] == [sample(s) for s in SEEDS]
+    assert draw(sample(3)).tobytes() == draw(sample(3)).tobytes()
+    assert len({sample(s) for s in SEEDS}) > 390
+
+
+def test_captions_name_what_the_scene_holds():
+    for seed in SEEDS:
+        scene = sample(seed)
+        full = captions(scene)[-1]
+        assert len(set(captions(scene))) == len(captions(scene))
+        assert all(f"{t.colour} {t.kind}" in full for t in scene.things)
+        assert "a orange" not in " ".join(captions(scene))
+
+
+def test_relations_are_the_way_round_they_are_drawn():
+    pair = (Thing("circle", "red", "top"), Thing("square", "blue", "bottom"))
+    assert captions(Scene(pair, background="white"))[0] == "a red circle above a blue square"
+    picture = draw(Scene(pair, background="white", jitter=5))
+    r, _, b = picture.getpixel((48, 26))
+    assert r > 150 > b, "the red circle is in the upper half"
+    r, _, b = picture.getpixel((48, 70))
+    assert b > 150 > r, "the blue square is in the lower half"
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_colours_are_what_they_are_called(colour):
+    picture = draw(Scene((Thing("square", colour, "centre"),), background="white"))
+    assert picture.getpixel((48, 48)) == COLOURS[colour]
+
+
+def test_held_out_captions_are_a_fixed_tenth():
+    known = {c for seed in range(3000) for c in captions(sample(seed))}
+    share = sum(map(held_out, known)) / len(known)
+    assert 0.08 < share < 0.12
+    assert held_out("a red circle above a blue square") == held_out("a red circle above a blue square")
+
+
+def test_edits_change_what_they_name_and_keep_the_rest():
+    kinds = set()
+    for seed in SEEDS:
+        references, text, target = sample_edit(seed)
+        kinds.add(text.split()[0])
+        assert target != references[0]
+        assert target.jitter == references[0].jitter
+        if text.startswith("make the background"):
+            assert replace(target, background=references[0].background) == references[0]
+        if text.startswith("remove"):
+            assert set(target.things) < set(references[0].things)
+        if text == "put both together":
+            assert set(target.things) == {t for r in references for t in r.things} and len(references) == 2
+    assert kinds == {"make", "change", "turn", "remove", "add", "put"}
+
+
+def test_recolouring_one_thing_leaves_most_pixels_alone():
+    before = Scene((Thing("circle", "red", "top"), Thing("square", "blue", "bottom")), background="white", jitter=9)
+    after = replace(before, things=(replace(before.things[0], colour="green"), before.things[1]))
+    share = changed_share(draw(before), draw(after))
+    assert 0.05 < share < 0.2
