@@ -39,6 +39,7 @@ from .scenes import (
 
 SIZE = 96
 SHIFTS = tuple(itertools.product((-3, 0, 3), repeat=2))  # pixels: things stand up to 3 off their middle place
+VISIBLE = 2.0  # squared error that a shape must explain; bare ground gives at most 0.5, a white star on pink 2.9
 LAYOUTS = (("centre",), *((place,) for place in PLACES), ("top", "bottom"), ("left", "right"))
 Attributes = dict[str, str]
 
@@ -102,10 +103,7 @@ def see_shapes(picture: mx.array, ground: Scene) -> Scene:
         return sum(found[place][1] for place in layout)
 
     best = max(LAYOUTS, key=closeness)
-    things = tuple(found[place][0] for place in best)
-    if closeness(best) < 12:  # squared error that a picture without any shape may hold by chance
-        things = ()
-    return replace(ground, things=things)
+    return replace(ground, things=tuple(found[place][0] for place in best if found[place][1] > VISIBLE))
 
 
 def see_landscape(picture: mx.array, ground: Scene) -> Scene:
@@ -169,8 +167,9 @@ def shown(seen: Scene, scene: Scene, want: Attributes) -> dict[str, bool]:
     left, match = list(seen.things), {}
     for i, thing in enumerate(scene.things):
         if f"kind {i}" in want and left:
-            likeness = lambda t, thing=thing: (t.kind == thing.kind, t.colour == thing.colour, t.place == thing.place)
-            match[i] = max(left, key=lambda t: sum(likeness(t)))
+            match[i] = max(
+                left, key=lambda t: (t.kind == thing.kind) + (t.colour == thing.colour) + (t.place == thing.place)
+            )
             left.remove(match[i])
     right = {}
     for name, value in want.items():

@@ -1,4 +1,6 @@
-"""Every block against what diffusers and transformers compute: the files in `goldens/`, chapter by chapter."""
+"""Every block against what diffusers and transformers compute: the files in `goldens/`.
+
+The name of a test begins with the module it tests, and so names the chapter."""
 
 from functools import cache
 
@@ -32,26 +34,26 @@ def run(block: nn.Module, g: Golden, name: str, case: str) -> None:
 
 @cases
 @pytest.mark.parametrize("name", ["res_block", "res_block_shortcut"])
-def test_res_block(name, case):
+def test_autoencoder_res_block(name, case):
     g = golden("autoencoder")
     c = g.config[name]
     run(ae.ResBlock(c["in_channels"], c["out_channels"], c["groups"]), g, name, case)
 
 
 @cases
-def test_mid_attention(case):
+def test_autoencoder_mid_attention(case):
     g = golden("autoencoder")
     c = g.config["mid_attention"]
     run(ae.AttnBlock(c["channels"], c["groups"]), g, "mid_attention", case)
 
 
 @cases
-def test_downsample(case):
+def test_autoencoder_downsample(case):
     run(ae.Downsample(6), golden("autoencoder"), "downsample", case)
 
 
 @cases
-def test_upsample(case):
+def test_autoencoder_upsample(case):
     run(ae.Upsample(6), golden("autoencoder"), "upsample", case)
 
 
@@ -63,7 +65,7 @@ def autoencoder(name: str) -> ae.Autoencoder:
 
 
 @cases
-def test_encode(case):
+def test_autoencoder_encode(case):
     values = golden("autoencoder").under(f"encode.{case}")
     model, pixels = autoencoder("autoencoder"), nhwc(values["in.image"])
     mean, _ = mx.split(model.encoder(pixels), 2, axis=-1)
@@ -72,7 +74,7 @@ def test_encode(case):
 
 
 @cases
-def test_pack_and_normalise(case):
+def test_autoencoder_pack_and_normalise(case):
     values = golden("autoencoder").under(f"patchify.{case}")
     latent = nhwc(values["in.latent"])
     packed = ae.pack(latent)
@@ -86,7 +88,7 @@ def test_pack_and_normalise(case):
 
 
 @cases
-def test_decode(case):
+def test_autoencoder_decode(case):
     values = golden("autoencoder").under(f"decode.{case}")
     model, latents = autoencoder("autoencoder"), nhwc(values["in.normalised"])
     check(nchw(ae.unpack(model.bn.denormalise(latents))), values["out.latent"])
@@ -94,7 +96,7 @@ def test_decode(case):
 
 
 @cases
-def test_small_decoder(case):
+def test_autoencoder_small_decoder(case):
     values = golden("small_decoder").under(f"decode.{case}")
     image = autoencoder("small_decoder").decode(nhwc(values["in.normalised"]))
     check(nchw(image), values["out.image"])
@@ -105,7 +107,7 @@ def test_small_decoder(case):
 ROPE = 4e-5  # angles of up to 511 radians in float32; the reference takes them in float64
 
 
-def test_ids():
+def test_position_ids():
     values, c = golden("position_ids").under("ids.ordinary"), golden("position_ids").config["ids"]
     assert pos.text_ids(c["text"]).tolist() == values["out.text"].tolist()
     assert pos.image_ids(*c["grid"]).tolist() == values["out.image"].tolist()
@@ -113,7 +115,7 @@ def test_ids():
 
 
 @pytest.mark.parametrize("name", ["axes4", "axes32"])
-def test_rope(name):
+def test_position_ids_rope(name):
     g = golden("position_ids")
     values, c = g.under(f"rope.{name}"), g.config[f"rope.{name}"]
     rope = pos.rope_table(values["in.ids"], tuple(c["axes"]), c["theta"])
@@ -139,14 +141,14 @@ def text_encoder() -> te.TextEncoder:
 
 
 @cases
-def test_rms_norm(case):
+def test_text_encoder_rms_norm(case):
     g = golden("text_encoder")
     values, norm = g.under(f"rms_norm.{case}"), fill(te.RMSNorm(20, 1e-6), g.under("rms_norm.weight"))
     check(norm(values["in.x"]), values["out.x"])
 
 
 @cases
-def test_decoder_layer(case):
+def test_text_encoder_layer(case):
     g = golden("text_encoder")
     values, layer = g.under(f"decoder_layer.{case}"), fill(te.Layer(text_config()), g.under("decoder_layer.weight"))
     mask = te.attention_mask(values["in.mask"].astype(mx.bool_))
@@ -159,7 +161,7 @@ def text_run():
 
 
 @pytest.mark.parametrize("k", range(6))
-def test_hidden_state(k):
+def test_text_encoder_hidden_state(k):
     values, ids, mask = text_run()
     states = text_encoder().hidden_states(ids, mask, k)
     assert len(states) == k + 1
@@ -167,12 +169,12 @@ def test_hidden_state(k):
     check(last, values["out.hidden_states"][k])
 
 
-def test_features():
+def test_text_encoder_features():
     values, ids, mask = text_run()
     check(text_encoder()(ids, mask), values["out.features"])
 
 
-def test_logits():
+def test_text_encoder_logits():
     values, ids, mask = text_run()
     check(text_encoder().logits(ids, mask), values["out.logits"])
 
@@ -183,7 +185,7 @@ TABLE = golden("sampling").under("schedule.table")
 
 
 @pytest.mark.parametrize("row", range(TABLE["out.mu"].size))
-def test_schedule(row):
+def test_sampling_schedule(row):
     n, steps, mu = (TABLE[name][row].item() for name in ("in.tokens", "in.steps", "out.mu"))
     assert abs(sampling.empirical_mu(n, steps) - mu) < 1e-6
     sigmas = golden("sampling")[f"schedule.{n}x{steps}.out.sigmas"]
@@ -191,7 +193,7 @@ def test_schedule(row):
 
 
 @pytest.mark.parametrize("case", ["straight", "curved"])
-def test_euler(case):
+def test_sampling_euler(case):
     values = golden("sampling").under(f"euler.{case}")
     other, x = values["in.other"], values["in.noise"]
     field = {"straight": lambda x, t: (x - other) / t, "curved": lambda x, t: t * x + other}[case]
@@ -206,12 +208,12 @@ def test_euler(case):
 # ---------------------------------------------------------------- 05 transformer
 
 
-def test_time_features():
+def test_transformer_time_features():
     values = golden("transformer").under("time_embedding.ordinary")
     check(dit.time_features(values["in.sigma"]), values["out.features"], LOOSE, absolute=True)
 
 
-def test_time_embedding():
+def test_transformer_time_embedding():
     g = golden("transformer")
     values, c = g.under("time_embedding.ordinary"), g.config["time_embedding"]
     embed = fill(dit.TimeEmbedding(c["channels"], c["dim"]), g.under("time_embedding.weight"))
@@ -221,7 +223,7 @@ def test_time_embedding():
 
 @cases
 @pytest.mark.parametrize("name, count", [("modulation_double", 6), ("modulation_single", 3)])
-def test_modulation(name, count, case):
+def test_transformer_modulation(name, count, case):
     g = golden("transformer")
     values, layer = g.under(f"{name}.{case}"), fill(dit.Modulation(20, count), g.under(f"{name}.weight"))
     parts = layer(values["in.temb"])
@@ -230,13 +232,13 @@ def test_modulation(name, count, case):
 
 
 @cases
-def test_swiglu(case):
+def test_transformer_swiglu(case):
     values = golden("transformer").under(f"swiglu.{case}")
     check(dit.SwiGLU()(values["in.x"]), values["out.x"])
 
 
 @cases
-def test_feed_forward(case):
+def test_transformer_feed_forward(case):
     g = golden("transformer")
     values, layers = g.under(f"feed_forward.{case}"), nn.Module()
     layers.all = dit.mlp(20, 60)
@@ -245,7 +247,7 @@ def test_feed_forward(case):
 
 
 @cases
-def test_qk_norm(case):
+def test_transformer_qk_norm(case):
     g = golden("transformer")
     values, norm = g.under(f"qk_norm.{case}"), fill(dit.Scale(16), g.under("qk_norm.weight.query_norm"))
     check(norm(values["in.x"]), values["out.x"])
@@ -265,7 +267,7 @@ def block_inputs(g: Golden, name: str):
 
 
 @cases
-def test_double_block(case):
+def test_transformer_double_block(case):
     g = golden("transformer")
     values, (cfg, rope) = g.under(f"double_block.{case}"), block_inputs(g, "double_block")
     block = fill(dit.DoubleBlock(cfg), g.under("double_block.weight"))
@@ -276,7 +278,7 @@ def test_double_block(case):
 
 
 @cases
-def test_single_block(case):
+def test_transformer_single_block(case):
     g = golden("transformer")
     values, (cfg, rope) = g.under(f"single_block.{case}"), block_inputs(g, "single_block")
     block = fill(dit.SingleBlock(cfg), g.under("single_block.weight"))
@@ -285,7 +287,7 @@ def test_single_block(case):
 
 
 @cases
-def test_final_layer(case):
+def test_transformer_final_layer(case):
     g = golden("transformer")
     cfg = dit.TransformerConfig(heads=1, axes=(8, 4, 4, 4), d_latent=9)
     values, layer = g.under(f"final_layer.{case}"), fill(dit.FinalLayer(cfg), g.under("final_layer.weight"))
@@ -300,7 +302,7 @@ def transformer() -> dit.Transformer:
 
 
 @pytest.mark.parametrize("i", range(5))
-def test_block_of_the_model(i):
+def test_transformer_block_by_block(i):
     """Block by block inside the model, each from the reference's own input: two double blocks, three single ones."""
     values, model = golden("transformer").under("model.ordinary"), transformer()
     rope, vec = model.rope(values["in.img_ids"], values["in.txt_ids"]), values["mid.temb"]
