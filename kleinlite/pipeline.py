@@ -2,7 +2,7 @@
 
 We join all parts: a prompt goes in, a picture comes out; and with reference pictures in, it edits.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal f41ecfa2)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 8b733f6a)
 """
 
 import json
@@ -124,6 +124,7 @@ def check_request(
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     if not prompts or not all(isinstance(p, str) for p in prompts):
         raise ValueError("The prompt must be a sentence or a list of sentences.")
+    images = [images] if isinstance(images, Image.Image) else images
     references = [prepare_reference(image) for image in images]
     default = references[0].size if references else (info.size, info.size)
     width, height = (side if side is not None else d for side, d in zip((width, height), default))
@@ -231,7 +232,7 @@ class Klein:
         """The Euler loop of one request."""
         b, (gh, gw) = len(request.prompts), request.grid
         n = gh * gw
-        x = start if start is not None else mx.concatenate([noise(seed, n) for seed in request.seeds])
+        x = mx.array(start) if start is not None else mx.concatenate([noise(seed, n) for seed in request.seeds])
         if x.shape != (b, n, 128):
             raise ValueError(
                 f"The noise must have the shape {(b, n, 128)} (pictures, tokens, channels), not {x.shape}."

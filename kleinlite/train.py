@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from .autoencoder import Autoencoder, AutoencoderConfig
 from .checkpoints import load_tokenizer
+from .export import save_encoders, save_transformer
 from .pipeline import Klein
 from .text_encoder import TextEncoder, TextEncoderConfig, tokenize
 from .training import (
@@ -36,8 +37,6 @@ from .training import (
     measure_latents,
     pictures,
     psnr,
-    save_encoders,
-    save_transformer,
     text_batch,
     text_encoder_loss,
     train_tokenizer,

@@ -2,7 +2,7 @@
 
 We build the network that looks at a noisy picture and a prompt and says in which direction the picture lies.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal f998caf2)
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 7ad0e790)
 """
 
 import math
@@ -253,7 +253,7 @@ class Transformer(nn.Module):
 
     def rope(self, img_ids: mx.array, txt_ids: mx.array) -> tuple[mx.array, mx.array]:
         """The rotation table of the joint sequence, text first. It does not depend on t: compute once per picture."""
-        return rope_table(mx.concatenate([txt_ids, img_ids]), self._cfg.axes, self._cfg.theta)
+        return rope_table(mx.concatenate([txt_ids, img_ids], axis=-2), self._cfg.axes, self._cfg.theta)
 
     def __call__(self, img, txt, t, img_ids=None, txt_ids=None, *, rope=None) -> mx.array:
         """img (b, n, 128), txt (b, m, d_text), t in [0, 1] as a number or (b,), ids (n, 4) and (m, 4) → (b, n, 128)

@@ -18,8 +18,9 @@ from kleinlite import __version__, picture_info, pipeline
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.checkpoints import BUNDLED, HUB
 from kleinlite.cli import RELEASED, count, main
+from kleinlite.export import save_encoders, save_transformer
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
-from kleinlite.training import initialise, save_encoders, save_transformer, train_tokenizer
+from kleinlite.training import initialise, train_tokenizer
 from kleinlite.transformer import Transformer, TransformerConfig
 
 NANO = Path(pipeline.__file__).parent / "nano" / "model_index.json"

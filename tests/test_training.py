@@ -9,6 +9,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, pack
+from kleinlite.export import save_encoders, save_transformer
 from kleinlite.pipeline import Klein
 from kleinlite.sampling import guide, schedule
 from kleinlite.scenes import captions, held_out, sample_edit
@@ -27,8 +28,6 @@ from kleinlite.training import (
     measure_latents,
     pictures,
     psnr,
-    save_encoders,
-    save_transformer,
     sentence,
     shifted_times,
     text_batch,
