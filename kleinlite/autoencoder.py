@@ -2,7 +2,7 @@
 
 We build the network that turns a picture into a small grid of numbers and back, and look inside those numbers.
 
-Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 16015fd7)
+Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 450c97ff)
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .cpu import attention, silu
 
 __all__ = [
     "AutoencoderConfig",
-    "group_norm",
+    "GroupNorm",
     "conv3",
     "ResBlock",
     "AttnBlock",
@@ -53,9 +53,25 @@ class AutoencoderConfig:
         return cls(channels=(8, 16, 24, 24), layers=1, groups=4)
 
 
-def group_norm(c: int, groups: int) -> nn.GroupNorm:
-    """GroupNorm over (H, W, channels of a group), eps 1e-6; MLX's default ordering of groups is another one."""
-    return nn.GroupNorm(groups, c, eps=1e-6, pytorch_compatible=True)
+class GroupNorm(nn.Module):
+    """Mean 0 and variance 1 (eps 1e-6) over the pixels and channels of each group, then scale and shift per channel.
+
+    (b, H, W, c) → same. Sums go row by row: a float32 sum over a whole large picture loses digits on a CPU.
+    """
+
+    def __init__(self, c: int, groups: int):
+        super().__init__()
+        self.weight, self.bias, self._groups = mx.ones((c,)), mx.zeros((c,)), groups
+
+    def mean(self, x: mx.array) -> mx.array:
+        """The mean of each group, repeated for its channels: (b, H, W, c) → (b, 1, 1, c)"""
+        b, _, _, c = x.shape
+        rows = x.mean(axis=2).mean(axis=1).reshape(b, self._groups, -1)  # (b, groups, channels of a group)
+        return mx.repeat(rows.mean(axis=-1), c // self._groups, axis=-1)[:, None, None]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = x - self.mean(x)
+        return x * (self.weight / mx.sqrt(self.mean(x * x) + 1e-6)) + self.bias
 
 
 def conv3(c_in: int, c_out: int) -> nn.Conv2d:
@@ -68,8 +84,8 @@ class ResBlock(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, groups: int):
         super().__init__()
-        self.norm1, self.conv1 = group_norm(c_in, groups), conv3(c_in, c_out)
-        self.norm2, self.conv2 = group_norm(c_out, groups), conv3(c_out, c_out)
+        self.norm1, self.conv1 = GroupNorm(c_in, groups), conv3(c_in, c_out)
+        self.norm2, self.conv2 = GroupNorm(c_out, groups), conv3(c_out, c_out)
         if c_in != c_out:
             self.nin_shortcut = nn.Conv2d(c_in, c_out, 1)
 
@@ -84,7 +100,7 @@ class AttnBlock(nn.Module):
 
     def __init__(self, c: int, groups: int):
         super().__init__()
-        self.norm = group_norm(c, groups)
+        self.norm = GroupNorm(c, groups)
         self.q, self.k, self.v, self.proj_out = (nn.Linear(c, c) for _ in range(4))
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -155,7 +171,7 @@ class Encoder(nn.Module):
         for level, c in zip(self.down[:last], ch[:last]):
             level.downsample = Downsample(c)
         self.mid = Mid(ch[-1], cfg.groups)
-        self.norm_out, self.conv_out = group_norm(ch[-1], cfg.groups), conv3(ch[-1], 2 * cfg.latent_channels)
+        self.norm_out, self.conv_out = GroupNorm(ch[-1], cfg.groups), conv3(ch[-1], 2 * cfg.latent_channels)
         self.quant_conv = nn.Conv2d(2 * cfg.latent_channels, 2 * cfg.latent_channels, 1)
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -181,7 +197,7 @@ class Decoder(nn.Module):
         self.up = [Level(ch[min(k + 1, last)], c, cfg.layers + 1, cfg.groups) for k, c in enumerate(ch)]
         for level, c in zip(self.up[1:], ch[1:]):
             level.upsample = Upsample(c)
-        self.norm_out, self.conv_out = group_norm(ch[0], cfg.groups), conv3(ch[0], 3)
+        self.norm_out, self.conv_out = GroupNorm(ch[0], cfg.groups), conv3(ch[0], 3)
 
     def __call__(self, z: mx.array) -> mx.array:
         x = self.mid(self.conv_in(self.post_quant_conv(z)))
