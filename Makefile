@@ -41,7 +41,7 @@ lint: $(VENV)/.book ## promotion in step, and what linter and formatter would ch
 	$(BIN)/ruff format --check
 
 test-notebooks: $(VENV)/.book ## run every notebook and compare (nbval)
-	$(if $(wildcard notebooks/*.ipynb),$(BIN)/python -m pytest -q -p nbval --nbval-lax --nbval-current-env \
+	$(if $(wildcard notebooks/*.ipynb),MLX_ENABLE_TF32=0 $(BIN)/python -m pytest -q -p nbval --nbval-lax --nbval-current-env \
 	  --nbval-cell-timeout 600 notebooks)
 
 format: $(VENV)/.book ## let the formatter write notebooks and modules, then promote

@@ -4,9 +4,11 @@ mdBook reads SUMMARY.md, which lists the notebooks themselves, and hands over al
 Markdown. A page shows what its notebook stores, since nothing is run here: prose, code, outputs, pictures.
 Left out are the marks (`#| export`, nbval's comments) and the cells tagged `remove-cell`.
 
-Formulas become MathML here, so that a reader needs neither JavaScript nor a network for them. A formula that
-cannot be translated, a link or a picture that leads nowhere, a picture without words for those who do not see
-it: each ends the build with a sentence. Notebooks are read as plain JSON: `import nbformat` takes seconds.
+Formulas become MathML here, so that a reader needs neither JavaScript nor a network for them. The first use of a
+word that the glossary explains becomes a link to it; `{{#api}}` becomes the reference made from the docstrings.
+A formula that cannot be translated, a link or a picture that leads nowhere, a picture without words for those who
+do not see it, a page or a site that grew too heavy: each ends the build with a sentence. Notebooks are read as
+plain JSON: `import nbformat` takes seconds.
 """
 
 from __future__ import annotations
@@ -16,27 +18,34 @@ import html
 import json
 import posixpath
 import re
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+from kleinlite import apidoc
+from kleinlite.mathml import FORMULA, mathml
 
 CODE = re.compile(
     r"^[ \t>]*(?P<fence>```+|~~~+).*?^[ \t>]*(?P=fence)[`~]*[ \t]*$"
     r"|(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)",
     re.M | re.S,
 )
-FORMULA = re.compile(
-    r"\\\$"  # a dollar sign that is meant as one
-    r"|\$\$(?P<block>(?:\\.|[^$\\])+)\$\$"
-    r"|(?<![\w$])\$(?!\s)(?P<inline>(?:\\.|[^$\\\n]|\n(?![ >]*\n))+?)(?<!\s)\$(?![\d$])",
-    re.S,
-)
 TARGET = re.compile(
     r"(?P<picture>!\[(?P<alt>[^]]*))?(?P<opening>\]\(|^\[[^]]+\]: +|\b(?:src|href)=\")(?P<to>[^)\s\"]+)", re.M
 )
 MARKS = re.compile(r"^#( ?\|.*| NBVAL_.*)\n?", re.M)
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/svg+xml")
+LEAVE = re.compile(  # where no word becomes a link: code, headings, links, formulas, tags
+    CODE.pattern
+    + r"|^[ >]*#[^\n]*|!?\[(?:`[^`]*`|[^][`])*\](?:\([^)]*\)|: [^\n]*)?|<(math|a|details)\b.*?</\3>|<[^>]*>",
+    re.M | re.S,
+)
+TERM = re.compile(r"^### +(.+?) *\n\n(?:<!-- also: (.+?) -->\n\n)?(.+?)(?=\n\n|\Z)", re.M | re.S)
+UNLINKED = ("glossary.md", "api.md", "changelog.md")
+PAGE, SITE = 1_000_000, 20_000_000  # bytes: a page and the whole site may weigh this much,
+FRAME, FIXED = 40_000, 5_000_000  # of which mdBook adds so much at most: a page's frame; scripts, fonts, search index
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -48,6 +57,10 @@ class Site:
         self.anchors = {path: anchors(text) for path, text in chapters.items()}
         self.repository = re.search(r'^Repository = "(.+)"', (root / "pyproject.toml").read_text("utf-8"), re.M)[1]
         self.problems: list[str] = []
+        self.terms = terms(chapters.get("glossary.md", ""))
+        self.unused: dict[str, set[str]] = {}  # per page: the terms that were not met yet
+        words = "|".join(re.escape(word) for word in sorted(self.terms, key=len, reverse=True))
+        self.words = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.I) if words else None
 
     def on_github(self, file: str) -> str:
         return f"{self.repository}/{'tree' if (self.root / file).is_dir() else 'blob'}/main/{quote(file)}"
@@ -69,18 +82,57 @@ class Site:
         copied = stored.startswith(f"{self.source}/") and not file.endswith(".ipynb")
         return target if copied else self.on_github(stored) + (f"#{anchor}" if anchor else "")
 
+    def gloss(self, text: str, page: str) -> str:
+        """Markdown in which the first use of each term on a page leads to the glossary."""
+        if not self.words or page in UNLINKED:
+            return text
+        unused = self.unused.setdefault(page, {anchor for anchor, _ in self.terms.values()})
+        there = posixpath.relpath("glossary.html", posixpath.dirname(page) or ".")
+
+        def mark(found: re.Match) -> str:
+            anchor, meaning = self.terms[found[0].lower()]
+            if anchor not in unused:
+                return found[0]
+            unused.remove(anchor)
+            return f'<a class="term" href="{there}#{anchor}" title="{html.escape(meaning)}">{found[0]}</a>'
+
+        done, start = [], 0
+        for left in [*LEAVE.finditer(text), None]:
+            done.append(self.words.sub(mark, text[start : left.start() if left else None]))
+            if left:
+                done.append(left[0])
+                start = left.end()
+        return "".join(done)
+
 
 # Prose
 
 
 def anchors(text: str) -> set[str]:
-    """The names that mdBook gives to a page's headings."""
-    found: set[str] = set()
-    for title in re.findall(r"^#{1,6} +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M):
-        title = FORMULA.sub(lambda found: mathml(found)[0], title)
-        words = html.unescape(re.sub(r"\]\([^)]*\)|<[^>]*>", "", title)).strip().lower()
-        name = "".join(c for c in words.replace(" ", "-") if c.isalnum() or c in "-_")
+    """The names that mdBook gives to a page's headings, and those that it was told."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    found = set(re.findall(r'\bid="([^"]+)"', text))
+    for title in re.findall(r"^#{1,6} +(.+?) *$", text, re.M):
+        told = re.search(r"\{#(\S+)\}$", title)
+        name = told[1] if told else slug(title)
         found.add(next(n for n in (name, *(f"{name}-{i}" for i in range(1, 99))) if n not in found))
+    return found
+
+
+def slug(title: str) -> str:
+    title = FORMULA.sub(lambda found: mathml(found)[0], title)
+    words = html.unescape(re.sub(r"\]\([^)]*\)|<[^>]*>", "", title)).strip().lower()
+    return "".join(c for c in words.replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def terms(glossary: str) -> dict[str, tuple[str, str]]:
+    """What the glossary explains: each word, and its plural, to the heading's anchor and the first sentence."""
+    found = {}
+    for title, also, text in TERM.findall(glossary):
+        sentence = re.match(r".+?[.:;](?=\s|$)|.*", " ".join(text.split()))[0].rstrip(".:;") + "."
+        meaning = "" if "$" in sentence else re.sub(r"\[([^]]+)\]\([^)]*\)|[*_`]", r"\1", sentence)
+        for word in [title, *also.split(", ")] if also else [title]:
+            found |= dict.fromkeys((word.lower(), f"{word.lower()}s"), (slug(title), meaning))
     return found
 
 
@@ -110,33 +162,6 @@ def formula(found: re.Match, where: str, site: Site) -> str:
     return result
 
 
-def mathml(found: re.Match) -> tuple[str, str]:
-    """A formula in one line, with nothing in it that Markdown could take for its own; and what went wrong."""
-    latex = found["block"] or found["inline"]
-    if not latex:
-        return found[0], ""
-    from latex2mathml.converter import convert  # here, so that reading this module needs nothing installed
-
-    latex = re.sub(r"\n[ >]*", " ", latex).strip().replace("{aligned}", "{align*}")
-    latex = re.sub(r"\\[lr]Vert\b", r"\\|", latex)  # latex2mathml would stretch these over the whole formula
-    try:
-        result = convert(latex, display="block" if found["block"] else "inline")
-    except Exception as error:  # it raises a dozen classes of its own
-        return "", f"{type(error).__name__} {error}".strip()
-    strange = re.search(r">(\\\w*|&)<", result)
-    problem = f"{strange[1]} is not known" if strange else ""
-    if latex.count(r"\begin") > result.count("<mtable") or "newline" in result:
-        problem = problem or "rows need an environment that it knows, such as aligned, cases or pmatrix"
-    result = re.sub(r">([^<]+)<", lambda text: f">{entities(text[1])}<", result)
-    if found["block"]:
-        result = f'<span class="formula">{result}</span>'
-    return result, problem
-
-
-def entities(text: str) -> str:
-    return "".join(c if c.isalnum() or c.isspace() else f"&#{ord(c)};" for c in html.unescape(text))
-
-
 # Cells
 
 
@@ -148,7 +173,7 @@ def page(notebook: dict, path: str, site: Site) -> str:
         source, tags = "".join(cell["source"]), cell["metadata"].get("tags", [])
         if cell["cell_type"] == "markdown":
             heading = ([heading] + re.findall(r"^#+ +(.+)", source, re.M))[-1]
-            parts.append(prose(with_attachments(source, cell), path, where, site))
+            parts.append(site.gloss(prose(with_attachments(source, cell), path, where, site), path))
         elif cell["cell_type"] == "code":
             module = module or re.search(r"^#\| ?default_exp +(\w+)", source, re.M)
             if "remove-cell" in tags:
@@ -184,10 +209,15 @@ def with_attachments(source: str, cell: dict) -> str:
 
 
 def picture(mime: str, data: str | list[str], alt: str) -> str:
-    data = "".join(data)
+    """An HTML picture; its size, where that is easy to know, keeps the page from jumping while it loads."""
+    data, size = "".join(data), ""
     if mime == "image/svg+xml":
         data = base64.b64encode(data.encode()).decode()
-    return f'<p><img alt="{html.escape(alt)}" src="data:{mime};base64,{"".join(data.split())}"></p>'
+    data = "".join(data.split())
+    if mime == "image/png":
+        width, height = struct.unpack(">II", base64.b64decode(data[:32])[16:24])
+        size = f' width="{width}" height="{height}"' + (' class="wide"' if width > 3 * height else "")
+    return f'<p><img alt="{html.escape(alt)}"{size} src="data:{mime};base64,{data}"></p>'
 
 
 def outputs(stored: list[dict], alt: str, path: str, where: str, site: Site) -> Iterator[str]:
@@ -227,7 +257,7 @@ def listing(text: str, kind: str = "output") -> str:
 
 
 def doors(path: str, module: str | None, site: Site) -> str:
-    """The line below a chapter's title: where to open the notebook, and the file that it writes."""
+    """The line below a chapter's title: where to open the notebook, the file that it writes, and what to do next."""
     project = site.repository.removeprefix("https://github.com/")
     file = f"{site.source}/{path}"
     links = [
@@ -236,12 +266,24 @@ def doors(path: str, module: str | None, site: Site) -> str:
         f'<a href="https://mybinder.org/v2/gh/{project}/main?urlpath=lab/tree/{quote(file)}">Binder</a>',
         f'<a href="https://colab.research.google.com/github/{project}/blob/main/{quote(file)}">Colab</a>',
     ]
-    text = f"This page is a notebook: {' · '.join(links)}."
+    texts = [f"This page is a notebook: {' · '.join(links)}."]
     if module:
         home = f"kleinlite/{module}.py"
         edge = '<span class="edge">an edge like this</span>'
-        text += f' Cells with {edge} become <a href="{site.on_github(home)}"><code>{home}</code></a>.'
-    return f'<p class="doors">{text}</p>'
+        text = f'Cells with {edge} become <a href="{site.on_github(home)}"><code>{home}</code></a>'
+        known = module in site.anchors.get("api.md", ())
+        texts.append(f'{text} (<a href="api.html#{module}">reference</a>).' if known else f"{text}.")
+    solutions, chapter = f"solutions/{path}", path.removeprefix("solutions/")
+    if path != chapter and "exercises" in site.anchors.get(chapter, ()):
+        texts.append(f'<a href="../{html_name(chapter)}#exercises">Back to the exercises</a>.')
+    elif "exercises" in site.anchors[path]:
+        answers = f' and <a href="{html_name(solutions)}">solutions</a>' if solutions in site.anchors else ""
+        texts.append(f'At the end: <a href="#exercises">exercises</a>{answers}.')
+    return f'<p class="doors">{" ".join(texts)}</p>'
+
+
+def html_name(path: str) -> str:
+    return posixpath.splitext(path)[0] + ".html"
 
 
 # mdBook's protocol
@@ -262,17 +304,42 @@ def markdown_of(notebook: dict) -> str:
 
 def build(context: dict, book: dict) -> list[str]:
     """Rewrites the chapters of a book in place; returns what is wrong with them."""
+    root, source = Path(context["root"]), context["config"]["book"]["src"]
     found = list(chapters(book.get("items") or book.get("sections") or []))
+    for chapter in found:
+        if "{{#api}}" in chapter["content"] and chapter["path"].endswith(".md"):
+            chapter["content"] = chapter["content"].replace("{{#api}}", apidoc.reference(root / "kleinlite"))
     notebooks = {c["path"]: json.loads(c["content"]) for c in found if c["path"].endswith(".ipynb")}
     texts = {c["path"]: markdown_of(notebooks[c["path"]]) if c["path"] in notebooks else c["content"] for c in found}
-    site = Site(Path(context["root"]), context["config"]["book"]["src"], texts)
+    site = Site(root, source, texts)
     for chapter in found:
         path = chapter["path"]
         if path in notebooks:
             chapter["content"] = page(notebooks[path], path, site)
         else:
-            chapter["content"] = prose(chapter["content"], path, f"{site.source}/{path}", site)
+            chapter["content"] = site.gloss(prose(chapter["content"], path, f"{source}/{path}", site), path)
+        chapter["number"] = numbered(path)
+    weigh({c["path"]: len(c["content"].encode()) for c in found}, site)
     return site.problems
+
+
+def numbered(path: str) -> list[int] | None:
+    """05_transformer is chapter 5. mdBook nests by numbers, so solutions need some, which the style sheet hides."""
+    chapter = re.match(r"(?:solutions/)?(\d+)_", path)
+    if path.startswith("solutions"):
+        return [99, int(chapter[1])] if chapter else [99]
+    return [int(chapter[1])] if chapter and int(chapter[1]) else None
+
+
+def weigh(pages: dict[str, int], site: Site) -> None:
+    """Complain about a page that is too heavy, and about a site that is. Pictures are the usual reason."""
+    for path, weight in pages.items():
+        if weight + FRAME > PAGE:
+            site.problems.append(f"{site.source}/{path} makes a page of {weight / 1e6:.1f} MB, it may weigh 1 MB")
+    beside = [f for f in (site.root / site.source).rglob("*") if f.is_file() and f.suffix != ".md"]
+    total = 2 * sum(pages.values()) + sum(f.stat().st_size for f in beside) + FIXED  # twice: the print page
+    if total > SITE:
+        site.problems.append(f"The whole site would weigh {total / 1e6:.0f} MB, it may weigh {SITE / 1e6:.0f} MB")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """How much of what was asked is in the picture? A judge, and the table it fills in.
 
     python -m kleinlite.evaluate --model nano --count 200 --grid grid.png
+    python -m kleinlite.evaluate --gallery notebooks/images/nano.png      the picture at the top of the README
 
 The judge works by drawing: it looks for the scene whose drawing comes closest to the picture, first the ground and sky,
 then the things, each tried in several places. It has learned nothing and so has seen no training picture. On clean
@@ -12,11 +13,12 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import textwrap
 from collections import Counter
 from dataclasses import replace
 
 import mlx.core as mx
-from PIL import Image
+from PIL import Image, ImageDraw
 from tqdm.auto import tqdm
 
 from .scenes import (
@@ -42,6 +44,14 @@ SHIFTS = tuple(itertools.product((-3, 0, 3), repeat=2))  # pixels: things stand 
 VISIBLE = 2.0  # squared error that a shape must explain; bare ground gives at most 0.5, a white star on pink 2.9
 LAYOUTS = (("centre",), *((place,) for place in PLACES), ("top", "bottom"), ("left", "right"))
 Attributes = dict[str, str]
+SHOWCASE = [
+    "a red circle above a blue square", "a yellow star on a purple background", "a green triangle left of a pink heart",
+    "a black diamond on a pink background", "a purple heart below an orange circle",
+    "a white square right of a red star",
+    "a yellow sun over a blue sea", "a red house under a yellow sun", "a green tree on white snow at night",
+    "a white boat on a blue sea at sunset", "an orange tree left of a red house under an orange sun",
+    "a blue house on yellow dunes by day",
+]  # fmt: skip
 
 
 def array(image: Image.Image) -> mx.array:
@@ -214,6 +224,19 @@ def tally(results: list[dict[str, bool]]) -> tuple[dict[str, float], float, floa
     )
 
 
+def gallery(klein, path: str) -> None:
+    """The showcase prompts, drawn twice as large and with their words below, seed 0, as a PNG."""
+    tile, words = 2 * SIZE, 34
+    columns = 6
+    sheet = Image.new("RGB", (columns * (tile + 8) + 8, len(SHOWCASE) // columns * (tile + words) + 8), "white")
+    pen = ImageDraw.Draw(sheet)
+    for i, (prompt, picture) in enumerate(zip(SHOWCASE, klein(SHOWCASE, seed=[0] * len(SHOWCASE), progress=False))):
+        x, y = 8 + i % columns * (tile + 8), 8 + i // columns * (tile + words)
+        sheet.paste(picture.resize((tile, tile), Image.Resampling.BICUBIC), (x, y))
+        pen.text((x, y + tile + 3), textwrap.fill(prompt, 34), fill=(60, 60, 70), font_size=11)
+    sheet.save(path, optimize=True)
+
+
 def main(argv: list[str] | None = None) -> None:
     from .pipeline import Klein
 
@@ -223,7 +246,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--guidance", type=float)
     parser.add_argument("--grid", help="write the pictures, side by side, to this PNG")
+    parser.add_argument("--gallery", help="only draw the showcase prompts, into this PNG")
     options = parser.parse_args(argv)
+    if options.gallery:
+        return gallery(Klein.from_pretrained(options.model), options.gallery)
     klein, cases, pictures = Klein.from_pretrained(options.model), held_out_captions(options.count), []
     for i in tqdm(range(0, len(cases), 20), desc="drawing"):
         batch = [caption for _, caption in cases[i : i + 20]]

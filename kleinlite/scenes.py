@@ -178,6 +178,8 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
         )
     if how in ("add", "together"):
         new = _pick_thing(rng, scene.ground, _other(thing.place), unlike=thing)
+        if scene.background == new.colour == "white":
+            new = replace(new, colour="blue")
         things = tuple(sorted((thing, new), key=lambda t: t.place not in ("top", "left")))
         if how == "add":
             text = f"add a {new.colour} {new.kind}".replace("a orange", "an orange")
@@ -195,7 +197,9 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
             else f"turn the {thing.kind} into a {colour} {kind}"
         )
     else:
-        colour = rng.choice([c for c in _thing_colours(scene.ground)[thing.kind] if c != thing.colour])
+        colour = rng.choice(
+            [c for c in _thing_colours(scene.ground)[thing.kind] if c not in (thing.colour, scene.background)]
+        )
         new, text = replace(thing, colour=colour), f"make the {thing.kind} {colour}"
     text = text.replace("a orange", "an orange")
     return (scene,), text, replace(scene, things=scene.things[:i] + (new,) + scene.things[i + 1 :])

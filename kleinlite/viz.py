@@ -5,10 +5,12 @@ Figures are small, on white (they must be legible on a dark page too), and have 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import mlx.core as mx
+from IPython.display import Image as JPEG, display
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import NullLocator
 from PIL import Image
@@ -52,16 +54,19 @@ def show(images: Sequence, titles: Sequence[str] = (), columns: int = 6, scale: 
     """Pictures side by side: PIL, or arrays (H, W, 3) in [-1, 1]."""
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
-    _, axes = plt.subplots(
-        rows, columns, figsize=(scale * columns, (scale + (0.25 if titles else 0)) * rows), squeeze=False
-    )
+    words = max((0.1 + 0.15 * (title.count("\n") + 1) for title in titles), default=0)  # inches above each row
+    _, axes = plt.subplots(rows, columns, figsize=(scale * columns, (scale + words) * rows), squeeze=False)
     for ax in axes.flat:
         ax.axis("off")
     for i, image in enumerate(images):
         axes.flat[i].imshow(as_image(image))
         if i < len(titles):
             axes.flat[i].set_title(titles[i], fontsize=8)
-    finish()
+    plt.tight_layout()
+    jpeg = io.BytesIO()  # a quarter of a PNG's bytes for pictures, and notebooks are committed with theirs
+    plt.savefig(jpeg, format="jpeg", dpi=100, pil_kwargs={"quality": 90})
+    plt.close()
+    display(JPEG(jpeg.getvalue(), format="jpeg"))
 
 
 def maps(
@@ -72,13 +77,9 @@ def maps(
     low, high = limits or (min(a.min().item() for a in arrays), max(a.max().item() for a in arrays))
     columns = min(columns, len(arrays))
     rows = -(-len(arrays) // columns)
-    fig, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(scale * columns + 0.6, (scale + 0.2) * rows),
-        squeeze=False,
-        layout="constrained",
-    )
+    tall = scale * arrays[0].shape[0] / arrays[0].shape[1]
+    size = (scale * columns + 0.6, max(tall + 0.2, 0.8) * rows)
+    fig, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for ax in axes.flat:
         ax.axis("off")
     for i, a in enumerate(arrays):
@@ -127,7 +128,7 @@ def bars(names: Sequence[str], values: Sequence[float], xlabel: str) -> None:
     """Horizontal bars with their values written at the end."""
     _, ax = plt.subplots(figsize=(5.2, 0.26 * len(names) + 0.7))
     shown = ax.barh(list(names), list(values))
-    ax.bar_label(shown, fmt="{:,.3g}", fontsize=7, padding=2)
+    ax.bar_label(shown, fmt="{:,.4g}", fontsize=7, padding=2)
     ax.invert_yaxis()
     ax.set_xlabel(xlabel)
     finish()

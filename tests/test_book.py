@@ -1,15 +1,11 @@
-"""The site: formulas, links, pictures and marks on the way from a notebook to a page, and the built pages."""
+"""The site: formulas, links, pictures, words and marks on the way from a notebook to a page. Built: test_site.py."""
 
-import html.parser
+import html
 import io
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
@@ -17,6 +13,24 @@ from kleinlite import book
 
 ROOT = Path(__file__).resolve().parent.parent
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+GLOSSARY = """# Words
+
+## Positions
+
+### RoPE
+
+<!-- also: rotary position embedding -->
+
+Rotary *position* [embedding](#rope): turned pairs. More of it.
+
+### Latent
+
+What the autoencoder makes of a picture.
+
+### Sigma
+
+The share $x$ of noise. From 1 to 0.
+"""
 needs_latex = pytest.mark.skipif(
     not pytest.importorskip("importlib.util").find_spec("latex2mathml"),
     reason="pip install -e '.[book]' brings it",
@@ -50,11 +64,14 @@ def make(tmp_path):
         pages = [
             chapter("01_demo.ipynb", json.dumps({"cells": cells})),
             chapter("02_more.ipynb", json.dumps({"cells": [cell("MD # More\n\n## The $\\mu$ of it")]})),
-            chapter("glossary.md", "# Words\n\n## RoPE\n", chapter("deep.md", "[up](glossary.md#rope)")),
+            chapter("glossary.md", GLOSSARY, chapter("deep.md", "[up](glossary.md#rope)")),
+            chapter("api.md", "# Reference\n\n{{#api}}\n\n<a id='x'></a><div id=\"demo\"></div>"),
+            chapter("solutions/01_demo.ipynb", json.dumps({"cells": [cell("MD # Solutions\n\nA latent.")]})),
         ]
         context = {"root": str(tmp_path), "config": {"book": {"src": "notebooks"}}}
         items = [{"PartTitle": "One"}, *pages, "Separator", chapter(None, "")]
         problems = book.build(context, {"items": items})
+        make.pages = {page["Chapter"]["path"]: page["Chapter"] for page in pages}
         return pages[0]["Chapter"]["content"], problems
 
     return make
@@ -172,7 +189,7 @@ def test_links_in_code_are_left_alone(make):
 def test_a_picture_pasted_into_a_cell(make):
     pasted = cell("MD # T\n\n![a dot](attachment:dot.png)") | {"attachments": {"dot.png": {"image/png": PIXEL}}}
     text, problems = make(pasted)
-    assert not problems and f'<p><img alt="a dot" src="data:image/png;base64,{PIXEL}"></p>' in text
+    assert not problems and f'<p><img alt="a dot" width="1" height="1" src="data:image/png;base64,{PIXEL}"></p>' in text
 
 
 # Cells
@@ -253,7 +270,67 @@ def test_code_that_would_confuse_markdown_or_mdbook(make):
     assert '````python\na = "```"\n````' in text and 'f"\\{{#x}}"' in text
 
 
-# The protocol, and the pages as mdBook builds them
+# Words of the glossary
+
+
+def terms(text: str) -> list[tuple[str, ...]]:
+    return re.findall(r'<a class="term" href="(.*?)" title="(.*?)">(.*?)</a>', text)
+
+
+def test_the_first_use_of_a_word_leads_to_the_glossary(make):
+    text, problems = make(
+        "MD # RoPE\n\nSome RoPE, `rope`, more rope.\n\n> And **latents**, a latent; sigmas.", "rope = 1"
+    )
+    assert not problems and terms(text) == [
+        ("glossary.html#rope", "Rotary position embedding.", "RoPE"),
+        ("glossary.html#latent", "What the autoencoder makes of a picture.", "latents"),
+        ("glossary.html#sigma", "", "sigmas"),
+    ]
+    assert "# RoPE\n" in text and "**<a class" in text
+    [(target, *_)] = terms(make.pages["solutions/01_demo.ipynb"]["content"])
+    assert target == "../glossary.html#latent"
+
+
+def test_other_words_and_places_are_left_alone(make):
+    text, _ = make(
+        "MD # T\n\n[the `x` of RoPE](glossary.md#rope) <b title='latent'>x</b> europe Latent-like [a latent][1]\n"
+        "<a href='#t'>sigma</a>\n\n```\nlatent\n```\n\n[1]: deep.md 'a latent'"
+    )
+    assert not terms(text)
+    assert terms(make("MD a rotary position embedding")[0])[0][2] == "rotary position embedding"
+    assert not terms(make.pages["glossary.md"]["content"]), "the glossary does not explain itself with itself"
+
+
+# The order of the pages, and their weight
+
+
+def test_numbers_are_those_of_the_notebooks(make):
+    make("MD # T")
+    numbers = {path: page["number"] for path, page in make.pages.items()}
+    assert numbers == {
+        "01_demo.ipynb": [1], "02_more.ipynb": [2], "glossary.md": None, "api.md": None,
+        "solutions/01_demo.ipynb": [99, 1],
+    }  # fmt: skip
+    assert book.numbered("00_overview.ipynb") is None and book.numbered("solutions.md") == [99]
+
+
+def test_exercises_and_solutions_know_each_other(make):
+    text, problems = make("MD # Title\n\nText.\n\n## Exercises", "#| default_exp demo")
+    assert '<a href="#exercises">exercises</a> and <a href="solutions/01_demo.html">solutions</a>' in text
+    assert '(<a href="api.html#demo">reference</a>)' in text
+    answers = make.pages["solutions/01_demo.ipynb"]["content"]
+    assert '<a href="../01_demo.html#exercises">' in answers and 'href="01_demo.ipynb" download' in answers
+    assert not problems and "xercises" not in make("MD # Title")[0]
+
+
+def test_what_is_too_heavy(make, tmp_path):
+    dot = shown(image_png=PIXEL[:40] + "A" * 970_000)
+    assert make(cell("x", dot))[1] == ["notebooks/01_demo.ipynb makes a page of 1.0 MB, it may weigh 1 MB"]
+    (tmp_path / "notebooks" / "film.gif").write_bytes(bytes(16_000_000))
+    assert make("1")[1] == ["The whole site would weigh 21 MB, it may weigh 20 MB"]
+
+
+# mdBook's protocol
 
 
 def test_protocol(monkeypatch, capsys):
@@ -263,97 +340,3 @@ def test_protocol(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps([context, {"items": [chapter]}])))
     assert book.main([]) == 1
     assert capsys.readouterr() == ("", "notebooks/a.md: gone.md leads nowhere.\n")
-
-
-class Page(html.parser.HTMLParser):
-    """What a built page links to, what it can be linked by, and its pictures."""
-
-    def __init__(self, file: Path):
-        super().__init__()
-        self.links, self.ids, self.pictures, self.tags = [], set(), [], []
-        self.feed(file.read_text("utf-8"))
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.tags.append(tag)
-        self.ids.add(attributes.get("id"))
-        if tag == "img":
-            self.pictures.append(attributes)
-        self.links += [attributes[name] for name in ("href", "src") if attributes.get(name)]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    """The book of this repository, built."""
-    mdbook = shutil.which("mdbook", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    if not mdbook:
-        pytest.skip("mdbook is not installed: pip install -e '.[book]' brings it")
-    target = tmp_path_factory.mktemp("site")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    result = subprocess.run(
-        [mdbook, "build", "--dest-dir", str(target), str(ROOT)],
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    return target
-
-
-def test_every_link_of_the_site_leads_somewhere(site):
-    pages = {file.name: Page(file) for file in site.glob("*.html")}
-    assert len(pages) > 3
-    for name, page in pages.items():
-        for link in page.links:
-            path, _, anchor = link.partition("#")
-            if re.match(r"[a-z]+:", link) or name in ("404.html", "toc.html"):
-                continue
-            assert not path or (site / unquote(path)).exists(), f"{name}: {link}"
-            if anchor and (path or name).endswith(".html"):
-                assert unquote(anchor) in pages[unquote(path) or name].ids, f"{name}: {link}"
-
-
-def test_the_site_needs_no_network_and_is_light(site):
-    for file in site.glob("*.html"):
-        assert not re.search(r'<(script|link|img|iframe)\b[^>]*(src|href)="(https?:)?//', file.read_text("utf-8")), (
-            file.name
-        )
-        if file.name != "print.html":
-            assert file.stat().st_size <= 1_000_000, f"{file.name} is heavier than 1 MB"
-    assert sum(file.stat().st_size for file in site.rglob("*") if file.is_file()) <= 20_000_000
-
-
-def test_pages_are_complete(site):
-    for file in site.glob("*.html"):
-        page, text = Page(file), file.read_text("utf-8")
-        assert all(picture.get("alt", "").strip() for picture in page.pictures), file.name
-        inside = re.sub(r"<(pre|code|script)\b.*?</\1>", "", text, flags=re.S)
-        assert not re.search(r"\$\$|\\frac|\\begin\{", inside), f"{file.name} shows raw LaTeX"
-        if file.name not in ("promotion.html", "print.html"):
-            code = " ".join(re.findall(r"<pre>.*?</pre>", text, re.S))
-            assert "#| " not in code and "NBVAL_" not in code, f"{file.name} shows a mark"
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
-def test_nothing_scrolls_sideways_on_a_phone(site, tmp_path):
-    """Every page in a frame of 390 pixels reports how wide it became, in one run of the browser."""
-    report = (
-        "<script>addEventListener('load',()=>parent.postMessage(location.pathname.split('/').pop()+' '"
-        "+document.documentElement.scrollWidth,'*'))</script></body>"
-    )
-    shutil.copytree(site, tmp_path / "site")
-    pages = [file for file in (tmp_path / "site").glob("*.html") if file.name not in ("toc.html", "print.html")]
-    for file in pages:
-        file.write_text(file.read_text("utf-8").replace("</body>", report), "utf-8")
-    frames = "".join(f'<iframe width="390" height="800" src="{file.name}"></iframe>' for file in pages)
-    listener = "<script>addEventListener('message',e=>document.body.append(e.data+';'))</script>"
-    (tmp_path / "site" / "frames.html").write_text(f"<body>{listener}{frames}</body>")
-    switches = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --dump-dom"
-    result = subprocess.run(
-        ["chromium", *switches.split(), f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=9000",
-         "--window-size=1000,900", (tmp_path / "site" / "frames.html").as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    widths = dict(re.findall(r"([\w.]+\.html) (\d+);", result.stdout))
-    assert set(widths) == {file.name for file in pages}
-    assert {name: width for name, width in widths.items() if int(width) > 390} == {}

@@ -1,0 +1,58 @@
+"""Draw with klein-nano's bundled files in diffusers' own pipeline, and keep the pictures for tests/test_nano.py.
+
+    pip install -e ".[dev]"
+    python tests/make_nano_golden.py
+
+From the noise of kleinlite's seed 7, float32, on a CPU. Run it again whenever nano's weights change.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import mlx.core as mx
+import torch
+from run_diffusers import draw, load
+
+from kleinlite.checkpoints import find_folder, part
+from kleinlite.sampling import noise
+
+HERE = Path(__file__).parent
+PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
+# name → model, prompt, size, steps, guidance, references (names of earlier pictures)
+CASES = {
+    "pair": ("nano", "a red circle above a blue square", (96, 96), None, None, ()),
+    "sea": ("nano", "a yellow sun over a blue sea", (128, 96), None, None, ()),
+    "edit": ("nano", "make the circle yellow", (96, 96), None, None, ("pair",)),
+    "two": ("nano", "put both together", (96, 96), None, None, ("pair", "edit")),
+    "base": ("nano-base", "a red house under a yellow sun", (96, 96), 6, 3.0, ()),
+}
+
+
+def whole(name: str, to: Path) -> Path:
+    """A folder with all parts, as diffusers wants them: nano-base's own and those it shares with nano."""
+    folder = find_folder(name)
+    shutil.copy(folder / "model_index.json", to)
+    for p in PARTS:
+        shutil.copytree(part(folder, p), to / p)
+    return to
+
+
+def main() -> None:
+    pictures, pipelines = {}, {}
+    for name, (model, prompt, (width, height), steps, guidance, references) in CASES.items():
+        if model not in pipelines:
+            with tempfile.TemporaryDirectory() as folder:
+                pipelines[model] = load(whole(model, Path(folder)))
+        start = torch.tensor(noise(7, width * height // 256).tolist())
+        pictures[name] = draw(
+            *pipelines[model], prompt, size=(width, height), steps=steps, guidance=guidance, noise=start,
+            images=[pictures[r] for r in references],
+        )  # fmt: skip
+    rows = {name: mx.array(memoryview(p.tobytes())).reshape(p.height, p.width, 3) for name, p in pictures.items()}
+    mx.save_safetensors(str(HERE / "goldens" / "nano.safetensors"), rows)
+    print("wrote", ", ".join(pictures))
+
+
+if __name__ == "__main__":
+    main()

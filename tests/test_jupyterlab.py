@@ -1,0 +1,170 @@
+"""The playground as a reader meets it: a real JupyterLab server, a real browser, mouse and keyboard.
+
+Lab is driven through its own commands where it has some: a key pressed before the kernel is connected is lost.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+import pytest
+from browser import Chromium, reason_to_skip
+
+if reason_to_skip():
+    pytest.skip(reason_to_skip(), allow_module_level=True)
+
+READY = """(async () => {
+    const app = window.jupyterapp;
+    await app.restored;
+    const notebook = app.shell.currentWidget;
+    await notebook.context.ready;
+    await notebook.sessionContext.ready;
+    await notebook.sessionContext.session.kernel.info;
+    app.commands.execute('notebook:run-all-cells');
+})()"""
+PIXELS = """(async () => {
+    const image = document.querySelector('.kleinlite-stage > img');
+    await image.decode();
+    const canvas = document.createElement('canvas');
+    [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+    const context = canvas.getContext('2d');
+    context.drawImage(image, 0, 0);
+    return [canvas.width, canvas.height, ...context.getImageData(0, 0, canvas.width, canvas.height).data];
+})()"""
+SAYS = "document.querySelector('.kleinlite-side [role=status]').innerText"
+PROMPT = "input[placeholder='What shall be drawn?']"
+DRAW, STOP = ".kleinlite button[title='Draw']", ".kleinlite button[title='Stop']"
+
+
+def notebook(source: str) -> str:
+    cell = {"cell_type": "code", "id": "c", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return json.dumps({"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The address of a server of our own, with settings of its own."""
+    home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("notebooks")
+    (folder / "play.ipynb").write_text(notebook("from kleinlite import widgets\n\nwidgets.playground()"), "utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "IPYTHONDIR": "ipython"}
+    own |= {"JUPYTER_RUNTIME_DIR": "run", "JUPYTERLAB_SETTINGS_DIR": "lab", "JUPYTERLAB_WORKSPACES_DIR": "spaces"}
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
+        f"--ServerApp.root_dir={folder}", "--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.news_url=",
+        "--LabApp.expose_app_in_browser=True", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]  # fmt: skip
+    address, log = f"http://127.0.0.1:{port}", home / "log"
+    with log.open("w") as out:
+        environment = os.environ | {name: str(home / place) for name, place in own.items()}
+        server = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+        try:
+            for _ in range(240):
+                try:
+                    urllib.request.urlopen(f"{address}/api/status", timeout=5).close()
+                    break
+                except (urllib.error.URLError, ConnectionError, TimeoutError):
+                    assert server.poll() is None, log.read_text("utf-8")
+                    time.sleep(0.5)
+            yield address
+        finally:
+            server.terminate()  # and its kernels with it
+            server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def page(lab):
+    with Chromium() as browser:
+        page = browser.open(f"{lab}/lab/tree/play.ipynb?reset", width=1280)
+        page.wait("window.jupyterapp && document.querySelector('.jp-Notebook .jp-CodeCell')", 120)
+        page.run(f"{READY}.then(() => window.ready = true) && null")
+        page.wait("window.ready", 120)
+        page.wait("document.querySelector('.kleinlite-stage > img')", 120)
+        yield page
+
+
+def says(page, words: str) -> str:
+    """Wait for these words in the line beside the picture."""
+    page.wait(f"{SAYS}.includes({json.dumps(words)})", 120)
+    return page.run(SAYS)
+
+
+def fill(page, selector: str, text: str) -> None:
+    page.click(selector)
+    page.run(f"document.querySelector({json.dumps(selector)}).select()")
+    page.type(text)
+
+
+def enter(page) -> None:
+    key = {"key": "Enter", "windowsVirtualKeyCode": 13}
+    page.tell("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
+    page.tell("Input.dispatchKeyEvent", type="keyUp", **key)
+
+
+def field(page, label: str) -> str:
+    """A selector for the input with this label."""
+    script = "[...document.querySelectorAll('.kleinlite label')].find(l => l.innerText === {0}).htmlFor"
+    return f"[id='{page.run(script.format(json.dumps(label)))}']"
+
+
+def test_type_a_prompt_and_draw(page):
+    says(page, "a red circle above a blue square · seed 7")
+    before = page.run(PIXELS)
+    assert before[:2] == [96, 96]
+    fill(page, PROMPT, "a yellow star on a green background")
+    page.click(DRAW)
+    says(page, "a yellow star on a green background · seed 7")
+    after = page.run(PIXELS)
+    changed = sum(abs(a - b) > 32 for a, b in zip(before, after)) / len(before)
+    assert changed > 0.1, f"only {changed:.0%} of the values changed"
+    code = page.run("document.querySelector('.kleinlite-call').innerText")
+    assert '"a yellow star on a green background", width=96' in code
+    page.wait("document.querySelectorAll('.kleinlite-gallery img').length === 2")
+    page.click(".kleinlite-gallery > :nth-child(2) button")  # the first picture, now behind the new one
+    says(page, "a red circle above a blue square")
+    assert page.run(PIXELS) == before
+
+
+def test_enter_draws_and_a_wrong_size_is_answered(page):
+    width = field(page, "width")
+    fill(page, width, "100")
+    page.click(PROMPT)
+    enter(page)
+    says(page, "multiple of 16 pixels, 100 is not: try 96.")
+    fill(page, width, "96")
+    page.click(PROMPT)
+    enter(page)
+    says(page, "a yellow star on a green background · seed 7")
+
+
+def test_stop_ends_a_long_run(page):
+    fill(page, field(page, "steps"), "1000")
+    page.click(DRAW)
+    step = f"Number(/step (\\d+) of 1000/.exec({SAYS})?.[1])"
+    page.wait(f"{step} > 2", 120)
+    early = page.run(PIXELS)
+    page.wait(f"{step} > 20", 120)
+    page.click(STOP)
+    stopped = says(page, "stopped after")
+    steps = int(stopped.split("stopped after ")[1].split(" of 1000")[0])
+    assert 20 < steps < 1000
+    last = page.run(PIXELS)
+    assert last != early  # the preview was alive
+    time.sleep(1.5)
+    assert page.run(SAYS) == stopped and page.run(PIXELS) == last
+    assert page.run(f"document.querySelector({json.dumps(STOP)}).disabled")
+    assert "islice(klein.stream(" in page.run("document.querySelector('.kleinlite-call').innerText")
+
+
+def test_nothing_leaves_this_machine(page, lab):
+    elsewhere = {url for url in page.requests if urlsplit(url).netloc not in ("", urlsplit(lab).netloc)}
+    assert elsewhere == set()

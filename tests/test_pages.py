@@ -1,0 +1,196 @@
+"""Pages of the site that are made or counted by a program: the API reference, parity, which machine runs what."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlx.utils import tree_flatten
+
+from kleinlite import apidoc
+from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
+from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
+from kleinlite.transformer import Transformer, TransformerConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ROOT / "notebooks"
+
+# ---------------------------------------------------------------- the API reference
+
+
+@pytest.fixture(scope="module")
+def reference() -> str:
+    return apidoc.reference(ROOT / "kleinlite")
+
+
+def test_klein_comes_first_and_is_complete(reference):
+    first = re.findall(r"^## .*", reference, re.M)
+    assert first[:2] == ["## `Klein` {#klein}", "## All modules"]
+    klein = reference.split("## All modules")[0]
+    for piece in ("Klein.from_pretrained(", "klein.stream(", "\nklein(\n", "negative_prompt: str = ", "- <code>seed"):
+        assert piece in klein
+    assert reference.count("# `Klein`") == 1, "once is enough"
+
+
+def test_every_public_name_has_a_heading(reference):
+    """What a promoted module says is public, and nothing twice."""
+    for chapter in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
+        module = ROOT / "kleinlite" / f"{chapter.stem.split('_', 1)[1]}.py"
+        if not module.exists():
+            continue
+        names = importlib.import_module(f"kleinlite.{module.stem}").__all__
+        assert f"Built in [chapter {int(chapter.name[:2])}]({chapter.name})" in reference
+        for name in names:
+            anchor = "klein" if name == "Klein" else f"{module.stem}-{name}"
+            assert reference.count(f"# `{name}` {{#{anchor}}}\n") == 1, name
+    headings = re.findall(r"^#+ .*\{#(\S+)\}$", reference, re.M)
+    assert len(set(headings)) == len(headings)
+
+
+def test_links_within_the_reference_lead_somewhere(reference):
+    known = set(re.findall(r"\{#(\S+)\}$", reference, re.M)) | set(re.findall(r'\bid="(\S+?)"', reference))
+    assert set(re.findall(r"\]\(#(.+?)\)", reference)) <= known
+
+
+def test_programs_are_told_about_but_not_taken_apart(reference):
+    promote = reference.split("\n## promote {#promote}")[1].split("\n## ")[0]
+    assert "python -m kleinlite.promote --check" in promote and "###" not in promote
+
+
+def signature(code: str) -> str:
+    node = ast.parse(code).body[0]
+    return apidoc.heads(node, node.name, code)
+
+
+@pytest.mark.parametrize(
+    "code, expected",
+    [
+        ("def f(a, b: int = 1, *, c='x', **d) -> 'mx.array': ...", 'f(a, b: int = 1, *, c="x", **d) -> mx.array'),
+        ("def f(a, /, *b: int): ...", "f(a, /, *b: int)"),
+        ("class C(nn.Module):\n  def __init__(self, c: int): ...", "class C(c: int)"),
+        ("@dataclass\nclass C:\n  x: int = 1  # one\n  _y: int = 2", "@dataclass\nclass C:\n  x: int = 1  # one"),
+        ("class C(Exception):\n  pass", "class C(Exception)"),
+    ],
+)
+def test_signatures(code, expected):
+    assert signature(code) == expected
+
+
+def test_long_signatures_are_broken_into_lines():
+    text = signature(f"def f({', '.join(f'argument_{i}: int = {i}' for i in range(9))}) -> int: ...")
+    assert text.startswith("f(\n    argument_0: int = 0,\n") and text.endswith("= 8,\n) -> int")
+    assert max(map(len, text.splitlines())) <= apidoc.WIDTH
+
+
+def test_docstrings_become_markdown():
+    doc = """Turns x_0*2 into <b>; see `other` and `that`.
+
+    steps, seed: whole numbers
+    that count.
+    Raises ValueError otherwise.
+
+    >>> f(1)
+
+        indented
+    """
+    text = apidoc.markdown(doc, {"other": "m-other"}, ("steps", "seed"))
+    assert text.split("\n\n") == [
+        r"Turns x\_0\*2 into \<b\>; see [`other`](#m-other) and `that`.",
+        "- <code>steps, seed</code>: whole numbers\n  that count.\n- Raises ValueError otherwise.",
+        "```python\n>>> f(1)\n```",
+        "```text\nindented\n```",
+    ]
+
+
+# ---------------------------------------------------------------- parity
+
+
+def test_parity_page_does_not_promise_too_much():
+    """Runs the comparisons again. More than three times the stated difference, or another list of them, fails."""
+    command = [sys.executable, str(ROOT / "tests" / "write_parity.py"), "--check"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, f"python tests/write_parity.py writes the page again.\n{result.stdout[-2000:]}"
+
+
+def test_parity_check_notices():
+    from write_parity import number, promises_too_much
+
+    assert [number(x) for x in ([], [0.0], [1e-6], [1.2e-6, 2e-9], [9.5e-7])] == [
+        "equal",
+        "equal",
+        "1e-6",
+        "2e-6",
+        "1e-6",
+    ]
+    page = "| compared | ordinary | small |\n|---|--:|--:|\n| norm | 2e-7 | equal |\n"
+    assert promises_too_much(page, page.replace("2e-7", "6e-7")) == []
+    assert promises_too_much(page, page.replace("2e-7", "7e-7")) == ["norm: the page says 2e-7, now it is 7e-7"]
+    assert promises_too_much(page, page.replace("equal", "1e-6")) == ["norm: the page says equal, now it is 1e-6"]
+    assert promises_too_much(page, page.replace("norm", "scale")) != []
+
+
+# ---------------------------------------------------------------- which machine runs what
+
+MACHINES = (NOTEBOOKS / "machines.md").read_text("utf-8")
+SMALL = TransformerConfig(), TextEncoderConfig()
+LARGE = (
+    TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=3 * 4096),
+    TextEncoderConfig(d=4096, d_mlp=12288, tied=False),
+)
+MACS = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)
+
+
+def size(module) -> int:
+    return sum(w.size for _, w in tree_flatten(module.parameters()))
+
+
+def used(encoder: TextEncoder, cfg: TextEncoderConfig) -> int:
+    """Weights of the embedding and of the layers below the highest tap."""
+    return size(encoder.embed_tokens) + sum(size(layer) for layer in encoder.layers[: max(cfg.taps)])
+
+
+def counts() -> dict[str, tuple[int, int, int]]:
+    """Transformer, text encoder, and what of that is used."""
+    found = {}
+    for name, (cfg, text_cfg) in {"4b": SMALL, "9b": LARGE}.items():
+        encoder = TextEncoder(text_cfg)
+        found[name] = size(Transformer(cfg)), size(encoder), used(encoder, text_cfg)
+    return found
+
+
+def table(heading: str) -> list[list[str]]:
+    rows = re.search(rf"^\| {heading} .*\n\|-.*\n((?:\|.*\n)+)", MACHINES, re.M)[1].splitlines()
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_weights_are_counted_right():
+    (small, text, text_used), (large, text8, text8_used) = counts().values()
+    autoencoder = size(Autoencoder(AutoencoderConfig()))
+    expected = [(n, 2 * n) for n in (small, large, text, text_used, text8, text8_used)] + [
+        (autoencoder, 4 * autoencoder)
+    ]
+    stated = [(number.replace(",", ""), gigabytes) for _, number, gigabytes in table("part")]
+    assert stated == [(str(n), f"{size / 1e9:.2f} GB") for n, size in expected]
+
+
+def test_memory_is_added_up_right():
+    autoencoder = 4 * size(Autoencoder(AutoencoderConfig())) / 1e9
+    in_flight = 4 * (1024 * 1024 * 256 * 4) / 1e9
+    rows, expected = table("model"), []
+    for transformer, _, text in counts().values():
+        for bits in (16, 8.5, 4.5):
+            parts = [round(n * bits / 8 / 1e9, 2) for n in (transformer, text)] + [round(autoencoder, 2)]
+            row = [" + ".join(f"{part:.2f}" for part in parts) + f" = {sum(parts):.1f}"]
+            for share in (1, 4):  # of 1024 × 1024 pixels, and of 512 × 512
+                need = (transformer + text) * bits / 8 / 1e9 + autoencoder + in_flight / share
+                fits = lambda mac, need=need: need <= mac * 2**30 / 1e9 * (2 / 3 if mac <= 36 else 3 / 4)
+                row += [f"{need:.1f}", f"{next(filter(fits, MACS))} GB"]
+            expected.append(row)
+    assert [row[2:] for row in rows] == expected
+    for (transformer, _, text), stated in zip(
+        counts().values(), re.findall(r"([\d.]+) GB(?: of weights)? for `\db`", MACHINES)
+    ):
+        assert f"{(transformer + text) * 4 / 1e9 + autoencoder:.1f}" == stated
