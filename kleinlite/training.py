@@ -3,7 +3,7 @@
 We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
 a transformer that learns to paint them.
 
-Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 621dbb55)
+Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 0093682e)
 """
 
 import math
@@ -313,8 +313,9 @@ def flow_optimizer(steps: int) -> optim.Optimizer:
 
     Muon makes every update of a matrix act equally strongly in all directions.
     """
-    muon = optim.Muon(learning_rate(0.02, steps), momentum=0.95, weight_decay=0.0)
-    adam = optim.AdamW(learning_rate(2e-3, steps), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+    warmup = min(100, steps // 10)
+    muon = optim.Muon(learning_rate(0.02, steps, warmup), momentum=0.95, weight_decay=0.0)
+    adam = optim.AdamW(learning_rate(2e-3, steps, warmup), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
     return optim.MultiOptimizer([muon, adam], [lambda name, w: "blocks" in name and w.ndim == 2])
 
 
