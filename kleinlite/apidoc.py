@@ -176,20 +176,25 @@ def escaped(line: str, names: dict[str, str]) -> str:
 
 
 def entry(module: Module, name: str, names: dict[str, str], level: str = "###") -> str:
-    """One name: heading, signature, docstring, and below it its methods."""
+    """One name: heading, signature, docstring; then its methods. Those that say nothing stand below the signature."""
     node = module.public[name]
-    heading = f"{level} `{name}` {{#{module.anchor(name)}}}"
-    parts = [heading, f"```python\n{heads(node, name, module.source)}\n```"]
-    if not isinstance(node, (*FUNCTION, ast.ClassDef)):
-        return "\n\n".join(parts)
-    own = node.args.args + node.args.kwonlyargs if isinstance(node, FUNCTION) else []
-    parts.append(markdown(ast.get_docstring(node) or "", names, tuple(arg.arg for arg in own)))
+    head, quiet, below = heads(node, name, module.source), [], []
+    parameters = parameter_names(node) if isinstance(node, FUNCTION) else ()
     for written, method in methods(node) if isinstance(node, ast.ClassDef) else ():
-        known = tuple(arg.arg for arg in method.args.args[1:] + method.args.kwonlyargs)
-        text = markdown(ast.get_docstring(method) or "", names, known)
-        head = f'<div class="method" id="{module.anchor(name)}-{method.name.strip("_")}">'
-        parts.append("\n\n".join(filter(None, [head, f"```python\n{written}\n```", text, "</div>"])))
-    return "\n\n".join(part for part in parts if part)
+        if not documented(method):
+            quiet.append(written)
+            continue
+        text = markdown(ast.get_docstring(method), names, parameter_names(method))
+        anchor = f"{module.anchor(name)}-{method.name.strip('_')}"
+        below.append(f'<div class="method" id="{anchor}">\n\n```python\n{written}\n```\n\n{text}\n\n</div>')
+    about = markdown(ast.get_docstring(node) or "", names, parameters) if documented(node) else ""
+    head = "\n\n".join([head, "\n".join(quiet)]) if quiet else head
+    heading = f"{level} `{name}` {{#{module.anchor(name)}}}"
+    return "\n\n".join(filter(None, [heading, f"```python\n{head}\n```", about, *below]))
+
+
+def parameter_names(node: ast.FunctionDef) -> tuple[str, ...]:
+    return tuple(arg.arg for arg in node.args.args + node.args.kwonlyargs)
 
 
 def section(module: Module, names: dict[str, str]) -> str:

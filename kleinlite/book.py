@@ -2,7 +2,7 @@
 
 mdBook reads SUMMARY.md, which lists the notebooks themselves, and hands over all chapters as JSON; back goes
 Markdown. A page shows what its notebook stores, since nothing is run here: prose, code, outputs, pictures.
-Left out are the marks (`#| export`, nbval's comments) and the cells tagged `remove-cell`.
+Left out are the marks (`#| export`, nbval's and the formatter's comments) and the cells tagged `remove-cell`.
 
 Formulas become MathML here, so that a reader needs neither JavaScript nor a network for them. The first use of a
 word that the glossary explains becomes a link to it; `{{#api}}` becomes the reference made from the docstrings.
@@ -35,7 +35,7 @@ CODE = re.compile(
 TARGET = re.compile(
     r"(?P<picture>!\[(?P<alt>[^]]*))?(?P<opening>\]\(|^\[[^]]+\]: +|\b(?:src|href)=\")(?P<to>[^)\s\"]+)", re.M
 )
-MARKS = re.compile(r"^#( ?\|.*| NBVAL_.*)\n?", re.M)
+MARKS = re.compile(r"^#( ?\|.*| NBVAL_.*)\n?|  # fmt: skip$", re.M)
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/svg+xml")
 LEAVE = re.compile(  # where no word becomes a link: code, headings, links, formulas, tags
     CODE.pattern

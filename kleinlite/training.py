@@ -3,7 +3,7 @@
 We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
 a transformer that learns to paint them.
 
-Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 0093682e)
+Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 036656ad)
 """
 
 import math
@@ -256,6 +256,7 @@ class FlowData:
 
     def __init__(self, latents: dict[str, mx.array], tokenizer: Tokenizer, tokens: int, batch: int):
         self.latents, self.tokenizer, self.tokens, self.batch = latents, tokenizer, tokens, batch
+        self.seeds = list(range(latents["pictures"].shape[0]))  # scenes; name one twice and it comes twice as often
         self.edits = [sample_edit(seed) for seed in range(latents["targets"].shape[0])]
         keep = [s for s, (refs, text, _) in enumerate(self.edits) if not held_out(f"{captions(refs[0])[-1]}: {text}")]
         self.ones = [s for s in keep if len(self.edits[s][0]) == 1]
@@ -267,7 +268,7 @@ class FlowData:
         """clean (b, n, 128), references (b, r, 128) with r = 0, n or 2n, ids and mask (b, m), and the step's key."""
         rng, known = random.Random(step), self.latents
         if step % 4 != 3:
-            seeds = [rng.randrange(known["pictures"].shape[0]) for _ in range(self.batch)]
+            seeds = [rng.choice(self.seeds) for _ in range(self.batch)]
             texts = [rng.choice([c for c in captions(sample(s)) if not held_out(c)] or [""]) for s in seeds]
             clean = known["pictures"][mx.array(seeds)]
             references = clean[:, :0]
@@ -308,14 +309,16 @@ def flow_loss(
     return ((v - (eps - clean)) ** 2).mean()
 
 
-def flow_optimizer(steps: int) -> optim.Optimizer:
+def flow_optimizer(steps: int, rate: float = 1.0) -> optim.Optimizer:
     """Muon for the blocks' matrices, Adam for everything at the edges.
 
     Muon makes every update of a matrix act equally strongly in all directions.
     """
     warmup = min(100, steps // 10)
-    muon = optim.Muon(learning_rate(0.02, steps, warmup), momentum=0.95, weight_decay=0.0)
-    adam = optim.AdamW(learning_rate(2e-3, steps, warmup), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+    muon = optim.Muon(learning_rate(rate * 0.02, steps, warmup), momentum=0.95, weight_decay=0.0)
+    adam = optim.AdamW(
+        learning_rate(rate * 2e-3, steps, warmup), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True
+    )
     return optim.MultiOptimizer([muon, adam], [lambda name, w: "blocks" in name and w.ndim == 2])
 
 

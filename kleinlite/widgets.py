@@ -41,26 +41,33 @@ from .viz import as_image
 __all__ = ["playground", "schedule_explorer", "rope_explorer", "attention_viewer", "latent_explorer"]
 
 STYLE = """<style>
-.kleinlite { max-width: 880px; padding: 4px; gap: 12px; overflow: visible; }
-.kleinlite-row { flex-flow: row wrap; align-items: flex-end; gap: 8px 12px; overflow: visible; }
-.kleinlite-row > *, .kleinlite-stage > *, .kleinlite .widget-image { margin: 0; }
+.kleinlite { max-width: 880px; padding: 4px; gap: 10px; }
+.kleinlite, .kleinlite .widget-box { overflow: visible; }
+.kleinlite > *, .kleinlite .widget-box > *, .kleinlite .widget-image { margin: 0; }
+.kleinlite .widget-image { align-self: flex-start; max-width: 100%; height: auto; border-radius: 4px; }
+.kleinlite .widget-html, .kleinlite .widget-html-content { min-height: 0; height: auto; line-height: 1.5; }
+.kleinlite .widget-hprogress, .kleinlite .progress { height: 4px; margin: 0; border-radius: 2px; }
+.kleinlite .widget-toggle-buttons { flex: 1 1 100%; flex-flow: row wrap; height: auto; }
+.kleinlite .widget-toggle-button, .kleinlite .widget-label { width: auto; }
+.kleinlite-row { flex-flow: row wrap; align-items: flex-end; gap: 8px 12px; }
+.kleinlite-row > .widget-inline-hbox { max-width: 100%; }
 .kleinlite-fields > .widget-inline-hbox { flex-direction: column; align-items: stretch; height: auto; }
-.kleinlite-fields > .widget-inline-hbox > .widget-label { width: auto; height: 20px; margin: 0; text-align: left;
-  font-size: 12px; line-height: 20px; color: var(--jp-ui-font-color2, #555); }
-.kleinlite-stage { flex-flow: row wrap; align-items: flex-start; gap: 16px; overflow: visible; }
-.kleinlite-side { flex: 1 1 280px; gap: 10px; overflow: visible; }
-.kleinlite .widget-image { max-width: 100%; height: auto; border-radius: 4px; }
-.kleinlite-click { position: relative; width: fit-content; max-width: 100%; overflow: visible; margin: 0; }
-.kleinlite-over { position: absolute; gap: 0; margin: 0; overflow: visible; }
-.kleinlite-over > button, .kleinlite-over > button:hover, .kleinlite-over > button:active { width: auto; min-width: 0;
-  height: auto; margin: 0; padding: 0; border: 0; background: transparent; box-shadow: none; cursor: pointer; }
-.kleinlite-over > button:hover { outline: 2px solid var(--jp-brand-color1, #3a60d6); }
-.kleinlite-gallery { flex-flow: row wrap; gap: 6px; max-height: 160px; overflow: hidden auto; padding: 2px; }
+.kleinlite-fields .widget-label { height: 20px; margin: 0; text-align: left; font-size: 12px; line-height: 20px;
+  color: var(--jp-ui-font-color2, #555); }
 .kleinlite-wrong { color: var(--jp-error-color1, #c62828); font-weight: 600; }
-.kleinlite-call { margin: 0; padding: 8px 10px; border-radius: 4px; white-space: pre-wrap; overflow-wrap: anywhere;
-  font: 12px/1.5 var(--jp-code-font-family, monospace); color: var(--jp-ui-font-color1, #222);
-  background: var(--jp-layout-color2, #f2f2f2); }
-.kleinlite-call button { float: right; font: 11px var(--jp-ui-font-family, sans-serif); cursor: pointer; }
+.kleinlite-stage { flex-flow: row wrap; align-items: flex-start; gap: 16px; }
+.kleinlite-side { flex: 1 1 280px; gap: 12px; }
+.kleinlite .kleinlite-gallery { flex-flow: row wrap; gap: 6px; max-height: 160px; overflow: hidden auto; }
+.kleinlite-click { position: relative; width: fit-content; max-width: 100%; }
+.kleinlite-over { position: absolute; gap: 0; }
+.kleinlite-over > button.jupyter-button { width: auto; min-width: 0; height: auto; padding: 0; border: 0;
+  background: transparent; box-shadow: none; cursor: pointer; }
+.kleinlite-over > button:is(:hover, :focus-visible) { outline: 2px solid #3a60d6; outline-offset: -2px; }
+.kleinlite-call { padding: 8px 10px; border-radius: 4px; background: var(--jp-layout-color2, #f2f2f2); }
+.kleinlite-call code { white-space: pre-wrap; overflow-wrap: anywhere; background: none; padding: 0;
+  font: 12px/1.5 var(--jp-code-font-family, monospace); color: var(--jp-ui-font-color1, #222); }
+.kleinlite-call button { float: right; border: 0; padding: 0 4px; background: none; cursor: pointer;
+  font: 12px/1.5 var(--jp-ui-font-family, sans-serif); color: var(--jp-brand-color1, #3a60d6); }
 </style>"""
 
 
@@ -100,7 +107,7 @@ def show_all(axes, pictures: dict[str, Image.Image]) -> None:
     """Pictures by title, one to an axis."""
     for ax, (title, picture) in zip(axes, pictures.items()):
         ax.imshow(as_image(picture))
-        ax.set_title(title)
+        ax.set_title(title, parse_math=False)
         ax.axis("off")
 
 
@@ -145,7 +152,7 @@ JOBS: SimpleQueue[Callable] = SimpleQueue()
 
 
 def work() -> None:
-    """What the one thread for all runs does. (MLX never frees what it sets up for a thread; so it also never ends.)"""
+    """One thread draws for all playgrounds, and never ends: MLX keeps what it sets up for a thread to its exit."""
     while True:
         JOBS.get()()
 
@@ -159,6 +166,7 @@ class Playground(Panel):
     def __init__(self, klein: Klein):
         self.klein, self.halt, self.idle = klein, threading.Event(), threading.Event()
         self.film, self.code, info = [], "", klein.info
+        # Weights are read when first used, and MLX lets no thread finish what another began. So read them here.
         mx.eval([part.parameters() for part in (klein.text_encoder, klein.transformer, klein.autoencoder)])
         wide = lambda pixels, kind, *value, **traits: kind(*value, layout={"width": f"{pixels}px"}, **traits)
         parts = {
@@ -171,21 +179,22 @@ class Playground(Panel):
             "guidance": wide(76, ipw.FloatText, info.guidance, step=0.5, description="guidance"),
             "seed": wide(116, ipw.IntText, 7, description="seed"),
             "dice": wide(36, ipw.Button, icon="random", tooltip="another seed"),
-            "upload": wide(124, ipw.FileUpload, accept="image/*", multiple=True, description="Reference"),
+            "upload": wide(136, ipw.FileUpload, accept="image/*", multiple=True, description="Reference"),
             "references": row(),
             "clear": wide(36, ipw.Button, icon="times", tooltip="no reference"),
             "picture": wide(336, ipw.Image, value=png(Image.new("RGB", (info.size, info.size), "#e6e9f2"))),
+            "progress": ipw.IntProgress(layout={"width": "auto"}),
             "says": ipw.HTML(),
-            "progress": ipw.IntProgress(layout={"width": "auto", "height": "8px"}),
             "gallery": row(kinds=["gallery"]),
             "call": ipw.HTML(),
         }  # fmt: skip
+        parts["prompt"].layout.flex, parts["prompt"].layout.width = "1 1 300px", "auto"
         hidden = {"guidance"} if info.distilled else set()
         pick = lambda names: [parts[name] for name in names.split() if name not in hidden]
-        side = ipw.VBox(pick("says progress gallery call")).add_class("kleinlite-side")
-        fields = pick("width height steps guidance seed dice upload references clear")
-        stage = row(parts["picture"], side, kinds=["stage"])
-        super().__init__([row(*pick("prompt draw stop")), row(*fields, kinds=["row", "fields"]), stage], **parts)
+        fields = pick("width height steps guidance seed dice upload references")
+        rows = [row(*pick("prompt draw stop")), row(*fields, kinds=["row", "fields"]), *pick("progress says")]
+        side = ipw.VBox(pick("gallery call")).add_class("kleinlite-side")
+        super().__init__([*rows, row(parts["picture"], side, kinds=["stage"])], **parts)
         parts["draw"].on_click(self.generate)
         parts["prompt"].on_msg(lambda _, message, __: message.get("event") == "submit" and self.generate())  # Enter
         parts["stop"].on_click(lambda _: self.halt.set())
@@ -194,6 +203,7 @@ class Playground(Panel):
         parts["upload"].observe(self.refer, "value")
         self.refer()
         self.idle.set()
+        self.say("Say what you want to see, and press Draw.")
         if info.name == "nano":  # it takes a moment, and there is something to see
             self.generate()
             self.idle.wait()
@@ -221,8 +231,8 @@ class Playground(Panel):
             self.say("")
         except ValueError as error:
             self.say(str(error), "wrong")
-        parts.references.children = [ipw.Image(value=png(small(p, 56)), layout={"height": "28px"}) for p in pictures]
-        parts.clear.layout.display = None if parts.upload.value else "none"
+        shown = [ipw.Image(value=png(small(p, 56)), layout={"height": "28px"}) for p in pictures]
+        parts.references.children = [*shown, parts.clear] if parts.upload.value else []
 
     def generate(self, _=None) -> None:
         """Start to draw what the fields say, or say what is wrong with it; returns at once."""
@@ -238,9 +248,10 @@ class Playground(Panel):
         self.halt.clear()
         self.idle.clear()
         parts.draw.disabled, parts.stop.disabled = True, False
-        parts.progress.value, parts.progress.max, parts.progress.bar_style = 0, wish["steps"], ""
-        self.say("reading the prompt")
+        parts.progress.value, parts.progress.max = 0, wish["steps"]
         files = [file["name"] for file in parts.upload.value]
+        self.say("reading the prompt")
+        self.tell(call(info.name, wish, files))
         JOBS.put(lambda: self.follow(steps, wish, files))
 
     def follow(self, steps: Iterator[Step], wish: dict, files: list[str]) -> None:
@@ -251,7 +262,7 @@ class Playground(Panel):
                 preview = step.preview()
                 film.append((step.t, small(preview, 192)))
                 parts.picture.value, parts.progress.value = png(preview), len(film)
-                self.say(f"step {len(film)} of {wish['steps']}, noise level {step.t:.2f} → {step.t_next:.2f}")
+                self.say(f"step {len(film)} of {wish['steps']}, noise level {step.t:.3f} → {step.t_next:.3f}")
             if not film:
                 return self.say("stopped before the first step")
             self.film, stopped = film, len(film) if len(film) < wish["steps"] else 0
@@ -264,15 +275,19 @@ class Playground(Panel):
             parts.stop.disabled, parts.draw.disabled = True, False
             self.idle.set()
 
-    def keep(self, picture: Image.Image, words: str, code: str) -> None:
-        """Show a finished picture and its call, and put it into the gallery to come back to."""
-        file = png(picture)
+    def tell(self, code: str) -> None:
+        """Show the lines that draw the picture."""
         copy = "navigator.clipboard.writeText(this.nextSibling.innerText); this.innerText = 'copied'"
         lines = f'<button onclick="{copy}">copy</button><code>{escape(code)}</code>'
+        self.code, self.parts.call.value = code, f'<div class="kleinlite-call">{lines}</div>'
+
+    def keep(self, picture: Image.Image, words: str, code: str) -> None:
+        """Show a finished picture with what made it, and put it into the gallery to come back to."""
+        file = png(picture)
 
         def show(*_):
-            self.code, self.parts.picture.value = code, file
-            self.parts.call.value = f'<pre class="kleinlite-call">{lines}</pre>'
+            self.parts.picture.value = file
+            self.tell(code)
             self.say(words)
 
         show()
@@ -357,8 +372,8 @@ def rope_explorer(grid: int = 16) -> Panel:
         return figure
 
     sides = {side: ipw.IntSlider(at, 0, grid - 1) for side, at in (("row", grid // 2), ("column", grid // 3))}
-    pictures = ipw.ToggleButtons(options=[("its own picture", 0), *((f"reference, t = {t}", t) for t in times[1:])])
-    panel = explorer(draw, **sides, among=pictures)
+    pictures = [("its own picture", 0), *((f"a reference at t = {t}", t) for t in times[1:])]
+    panel = explorer(draw, **sides, among=ipw.ToggleButtons(options=pictures))
 
     def clicked(row, column):
         panel.parts.row.value, panel.parts.column.value = row, column
@@ -368,7 +383,7 @@ def rope_explorer(grid: int = 16) -> Panel:
     return panel
 
 
-def watch_attention(klein: Klein, prompt: str, seed: int) -> tuple[list[Step], list[mx.array]]:
+def watch_attention(klein: Klein, prompt: str, seed: int, size: int | None = None) -> tuple[list[Step], list[mx.array]]:
     """Draw once: the steps, and for each what picture tokens give to text tokens, (blocks, n, m), mean of the heads."""
     steps, maps, caught, m, me = [], [], [], klein.info.tokens, threading.get_ident()
     blocks = len(klein.transformer.double_blocks) + len(klein.transformer.single_blocks)
@@ -379,23 +394,26 @@ def watch_attention(klein: Klein, prompt: str, seed: int) -> tuple[list[Step], l
             q_, k_ = apply_rope(q, rope)[:, :, m:], apply_rope(k, rope)
             weights = softmax((q_ @ k_.swapaxes(-1, -2)).astype(mx.float32) * q.shape[-1] ** -0.5)  # (b, nh, n, m + n)
             caught.append(weights[0, :, :, :m].mean(axis=0))
+            mx.eval(caught[-1])
         return honest(q, k, v, rope)
 
     transformer.roped_attention = spying
     try:
-        for step in klein.stream(prompt, seed=seed, progress=False):
+        for step in klein.stream(prompt, seed=seed, width=size, height=size, progress=False):
             steps.append(step)
             maps.append(mx.stack(caught[:blocks]))  # with guidance, the prompt's pass comes first
-            mx.eval(maps[-1])
             caught.clear()
     finally:
         transformer.roped_attention = honest
+    mx.eval(maps)
     return steps, maps
 
 
-def attention_viewer(klein: Klein, prompt: str, seed: int = 7) -> Panel:
+def attention_viewer(klein: Klein, prompt: str, seed: int = 7, size: int | None = None) -> Panel:
     """Which patches look at a word of the prompt: in which block, at which step."""
-    steps, maps = watch_attention(klein, prompt, seed)
+    if not prompt.split():
+        raise ValueError("There is no word in the prompt to look at: give it one.")
+    steps, maps = watch_attention(klein, prompt, seed, size)
     previews, start = [step.preview() for step in steps], TEMPLATE.index("{}")
     gh, gw = previews[0].height // 16, previews[0].width // 16
     spans = klein.tokenizer.encode(TEMPLATE.format(prompt)).offsets  # where in the text each token stands
@@ -419,7 +437,7 @@ def attention_viewer(klein: Klein, prompt: str, seed: int = 7) -> Panel:
     longest = max(words, key=lambda word: len(word[0]))[1]
     return explorer(
         draw,
-        word=ipw.ToggleButtons(options=words, value=longest, style={"button_width": "auto"}),
+        word=ipw.ToggleButtons(options=words, value=longest),
         step=ipw.IntSlider((len(steps) + 1) // 2, 1, len(steps)),
         block=ipw.SelectionSlider(options=[(name, i - 1) for i, name in enumerate(blocks)]),
     )
@@ -435,7 +453,8 @@ def latent_explorer(klein: Klein, picture: Image.Image) -> Panel:
         figure = Figure(figsize=(7.2, 2.4), layout="constrained")
         *left, right = figure.subplots(1, 3)
         show_all(left, {"decoded": to_images(before)[0], f"channel {channel}, {push:+.1f}": to_images(after)[0]})
-        shown = right.imshow((127.5 * mx.abs(after - before)[0].mean(axis=-1)).tolist(), vmin=0)
+        levels = 127.5 * mx.abs(after - before)[0].mean(axis=-1)
+        shown = right.imshow(levels.tolist(), vmin=0, vmax=max(1, levels.max().item()))
         right.set_title("difference")
         right.axis("off")
         figure.colorbar(shown, ax=right, label="levels of 255")

@@ -199,7 +199,7 @@ def test_marks_and_housekeeping_are_gone(make):
     text, _ = make(
         "MD # Title\n\nText.",
         "#| default_exp demo\n#| export\nimport math",
-        "# NBVAL_CHECK_OUTPUT\n# a comment\nx = 1",
+        "# NBVAL_CHECK_OUTPUT\n# a comment\nx = 1  # fmt: skip",
         "#| hide",
         cell("secret = 1", tags=["remove-cell"]),
         cell("no_source()", shown(text_plain="seen"), tags=["remove-input"]),

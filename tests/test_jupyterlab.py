@@ -22,7 +22,8 @@ if reason_to_skip():
 READY = """(async () => {
     const app = window.jupyterapp;
     await app.restored;
-    const notebook = app.shell.currentWidget;
+    const notebook = [...app.shell.widgets('main')].find(widget => widget.context);
+    app.shell.activateById(notebook.id);
     await notebook.context.ready;
     await notebook.sessionContext.ready;
     await notebook.sessionContext.session.kernel.info;
@@ -37,7 +38,7 @@ PIXELS = """(async () => {
     context.drawImage(image, 0, 0);
     return [canvas.width, canvas.height, ...context.getImageData(0, 0, canvas.width, canvas.height).data];
 })()"""
-SAYS = "document.querySelector('.kleinlite-side [role=status]').innerText"
+SAYS = "document.querySelector('.kleinlite [role=status]').innerText"
 PROMPT = "input[placeholder='What shall be drawn?']"
 DRAW, STOP = ".kleinlite button[title='Draw']", ".kleinlite button[title='Stop']"
 
@@ -56,6 +57,9 @@ def lab(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    news = home / "lab" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True)
+    news.write_text('{"fetchNews": "false"}', "utf-8")  # or Lab asks about it in a corner
     own = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "IPYTHONDIR": "ipython"}
     own |= {"JUPYTER_RUNTIME_DIR": "run", "JUPYTERLAB_SETTINGS_DIR": "lab", "JUPYTERLAB_WORKSPACES_DIR": "spaces"}
     command = [
@@ -98,8 +102,17 @@ def says(page, words: str) -> str:
     return page.run(SAYS)
 
 
+def click(page, selector: str) -> None:
+    """As a hand does it: what is typed in a field is sent when the mouse goes down, and used when it goes up."""
+    box = page.run(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "button": "left", "clickCount": 1}
+    page.tell("Input.dispatchMouseEvent", type="mousePressed", **at)
+    time.sleep(0.2)
+    page.tell("Input.dispatchMouseEvent", type="mouseReleased", **at)
+
+
 def fill(page, selector: str, text: str) -> None:
-    page.click(selector)
+    click(page, selector)
     page.run(f"document.querySelector({json.dumps(selector)}).select()")
     page.type(text)
 
@@ -121,7 +134,7 @@ def test_type_a_prompt_and_draw(page):
     before = page.run(PIXELS)
     assert before[:2] == [96, 96]
     fill(page, PROMPT, "a yellow star on a green background")
-    page.click(DRAW)
+    click(page, DRAW)
     says(page, "a yellow star on a green background · seed 7")
     after = page.run(PIXELS)
     changed = sum(abs(a - b) > 32 for a, b in zip(before, after)) / len(before)
@@ -129,7 +142,7 @@ def test_type_a_prompt_and_draw(page):
     code = page.run("document.querySelector('.kleinlite-call').innerText")
     assert '"a yellow star on a green background", width=96' in code
     page.wait("document.querySelectorAll('.kleinlite-gallery img').length === 2")
-    page.click(".kleinlite-gallery > :nth-child(2) button")  # the first picture, now behind the new one
+    click(page, ".kleinlite-gallery > :nth-child(2) button")  # the first picture, now behind the new one
     says(page, "a red circle above a blue square")
     assert page.run(PIXELS) == before
 
@@ -137,23 +150,23 @@ def test_type_a_prompt_and_draw(page):
 def test_enter_draws_and_a_wrong_size_is_answered(page):
     width = field(page, "width")
     fill(page, width, "100")
-    page.click(PROMPT)
+    click(page, PROMPT)
     enter(page)
     says(page, "multiple of 16 pixels, 100 is not: try 96.")
     fill(page, width, "96")
-    page.click(PROMPT)
+    click(page, PROMPT)
     enter(page)
     says(page, "a yellow star on a green background · seed 7")
 
 
 def test_stop_ends_a_long_run(page):
     fill(page, field(page, "steps"), "1000")
-    page.click(DRAW)
+    click(page, DRAW)
     step = f"Number(/step (\\d+) of 1000/.exec({SAYS})?.[1])"
     page.wait(f"{step} > 2", 120)
     early = page.run(PIXELS)
     page.wait(f"{step} > 20", 120)
-    page.click(STOP)
+    click(page, STOP)
     stopped = says(page, "stopped after")
     steps = int(stopped.split("stopped after ")[1].split(" of 1000")[0])
     assert 20 < steps < 1000

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
@@ -108,6 +109,7 @@ def test_docstrings_become_markdown():
 # ---------------------------------------------------------------- parity
 
 
+@pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="the page's numbers are those of a CPU")
 def test_parity_page_does_not_promise_too_much():
     """Runs the comparisons again. More than three times the stated difference, or another list of them, fails."""
     command = [sys.executable, str(ROOT / "tests" / "write_parity.py"), "--check"]
@@ -126,9 +128,12 @@ def test_parity_check_notices():
         "1e-6",
     ]
     page = "| compared | ordinary | small |\n|---|--:|--:|\n| norm | 2e-7 | equal |\n"
-    assert promises_too_much(page, page.replace("2e-7", "6e-7")) == []
-    assert promises_too_much(page, page.replace("2e-7", "7e-7")) == ["norm: the page says 2e-7, now it is 7e-7"]
-    assert promises_too_much(page, page.replace("equal", "1e-6")) == ["norm: the page says equal, now it is 1e-6"]
+    assert promises_too_much(page, page.replace("2e-7", "9e-7")) == []
+    assert promises_too_much(page, page.replace("2e-7", "2e-6")) == ["norm: the page says 2e-7, now it is 2e-6"]
+    assert promises_too_much(page, page.replace("equal", "2e-6")) == ["norm: the page says equal, now it is 2e-6"]
+    rough = page.replace("2e-7", "1e-5")
+    assert promises_too_much(rough, page.replace("2e-7", "3e-5")) == []
+    assert promises_too_much(rough, page.replace("2e-7", "4e-5")) == ["norm: the page says 1e-5, now it is 4e-5"]
     assert promises_too_much(page, page.replace("norm", "scale")) != []
 
 
@@ -178,17 +183,17 @@ def test_weights_are_counted_right():
 
 def test_memory_is_added_up_right():
     autoencoder = 4 * size(Autoencoder(AutoencoderConfig())) / 1e9
-    in_flight = 4 * (1024 * 1024 * 256 * 4) / 1e9
+    in_flight = 6 * (1024 * 1024 * 256 * 4) / 1e9
     rows, expected = table("model"), []
     for transformer, _, text in counts().values():
         for bits in (16, 8.5, 4.5):
             parts = [round(n * bits / 8 / 1e9, 2) for n in (transformer, text)] + [round(autoencoder, 2)]
-            row = [" + ".join(f"{part:.2f}" for part in parts) + f" = {sum(parts):.1f}"]
+            row = []
             for share in (1, 4):  # of 1024 × 1024 pixels, and of 512 × 512
                 need = (transformer + text) * bits / 8 / 1e9 + autoencoder + in_flight / share
                 fits = lambda mac, need=need: need <= mac * 2**30 / 1e9 * (2 / 3 if mac <= 36 else 3 / 4)
                 row += [f"{need:.1f}", f"{next(filter(fits, MACS))} GB"]
-            expected.append(row)
+            expected.append([*row, " + ".join(f"{part:.2f}" for part in parts) + f" = {sum(parts):.1f}"])
     assert [row[2:] for row in rows] == expected
     for (transformer, _, text), stated in zip(
         counts().values(), re.findall(r"([\d.]+) GB(?: of weights)? for `\db`", MACHINES)

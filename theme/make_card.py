@@ -1,6 +1,7 @@
-"""Writes notebooks/images/card.png, the picture that others show beside a link to the book: drawn by klein-nano.
+"""Writes the pictures that stand for the book elsewhere: notebooks/images/card.png, which others show beside a link to
+it, drawn by klein-nano; and theme/favicon.png, for browsers that do not take favicon.svg.
 
-python theme/make_card.py
+    python theme/make_card.py
 """
 
 from pathlib import Path
@@ -10,26 +11,30 @@ from PIL import Image, ImageDraw, ImageFont
 from kleinlite import Klein
 from kleinlite.evaluate import SHOWCASE
 
-CARD = Path(__file__).resolve().parent.parent / "notebooks" / "images" / "card.png"
+ROOT = Path(__file__).resolve().parent.parent
+CARD, FAVICON = ROOT / "notebooks" / "images" / "card.png", ROOT / "theme" / "favicon.png"
 SIZE, TILE, GAP = (1200, 630), 192, 13
-PAPER, INK, RED, BLUE = "#f7f3ea", "#1d1f24", "#d8342c", "#2458a6"
+PAPER, INK, RED, BLUE = "#fffefb", "#1d1f24", "#d8342c", "#2458a6"
 CHOSEN = (0, 7, 9, 6, 8, 10, 3, 11, 1)  # of the showcase: nine, so that landscapes and shapes take turns
 WORDS = "FLUX.2 [klein]\nbuilt from scratch\nin Apple MLX,\none notebook at a time"
 
 
-def mark() -> Image.Image:
-    """The book's sign, drawn large and shrunk, for smooth edges."""
-    large = Image.new("RGB", (240, 496), PAPER)
+def mark(side: int) -> Image.Image:
+    """The book's sign, favicon.svg: drawn large and shrunk, for smooth edges."""
+    large = Image.new("RGBA", (1024, 1024))
     pen = ImageDraw.Draw(large)
-    pen.ellipse((0, 0, 239, 239), fill=RED)
-    pen.rounded_rectangle((10, 268, 229, 487), 24, fill=BLUE)
-    return large.resize((60, 124), Image.Resampling.LANCZOS)
+    pen.rounded_rectangle((0, 0, 1023, 1023), 224, fill="#f6efe2")
+    pen.ellipse((304, 144, 719, 559), fill=RED)
+    pen.rounded_rectangle((288, 576, 735, 927), 48, fill=BLUE)
+    return large.resize((side, side), Image.Resampling.LANCZOS)
 
 
 def main() -> None:
     card = Image.new("RGB", SIZE, PAPER)
     pen = ImageDraw.Draw(card)
-    card.paste(mark(), (64, 70))
+    sign = mark(150)
+    card.paste(sign, (64, 56), sign)
+    mark(64).save(FAVICON, optimize=True)
     pen.text((62, 226), "kleinlite", fill=INK, font=ImageFont.load_default(88))
     pen.multiline_text((66, 352), WORDS, fill=INK, font=ImageFont.load_default(36), spacing=12)
     prompts = [SHOWCASE[i] for i in CHOSEN]
@@ -39,7 +44,8 @@ def main() -> None:
         at = left + i % 3 * (TILE + GAP), top + i // 3 * (TILE + GAP)
         card.paste(picture.resize((TILE, TILE), Image.Resampling.BICUBIC), at)
     card.quantize(256, dither=Image.Dither.FLOYDSTEINBERG).save(CARD, optimize=True)
-    print(f"{CARD.name}: {CARD.stat().st_size // 1000} kB")
+    for file in (CARD, FAVICON):
+        print(f"{file.relative_to(ROOT)}: {file.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
