@@ -28,9 +28,9 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 NOISE = [
     (re.compile(r"\b0x[0-9a-f]{6,}\b", re.I), "0x…"),
     (re.compile(re.escape(str(ROOT)) + r"(/|\b)"), ""),
+    (re.compile(re.escape(str(Path.home())) + r"\b"), "~"),
     (re.compile(rf"{re.escape(tempfile.gettempdir())}/ipykernel_\d+/\d+\.py"), "cell"),
     (re.compile(rf"{re.escape(tempfile.gettempdir())}/[\w.-]+"), "/tmp/…"),
-    (re.compile(re.escape(str(Path.home())) + r"\b"), "~"),
 ]
 
 
