@@ -277,8 +277,8 @@ class Playground(Panel):
 
     def tell(self, code: str) -> None:
         """Show the lines that draw the picture."""
-        copy = "navigator.clipboard.writeText(this.nextSibling.innerText); this.innerText = 'copied'"
-        lines = f'<button onclick="{copy}">copy</button><code>{escape(code)}</code>'
+        copy = "navigator.clipboard.writeText(this.nextSibling.innerText).then(() => this.innerText = 'copied')"
+        lines = f'<button onclick="{escape(copy)}">copy</button><code>{escape(code)}</code>'
         self.code, self.parts.call.value = code, f'<div class="kleinlite-call">{lines}</div>'
 
     def keep(self, picture: Image.Image, words: str, code: str) -> None:
