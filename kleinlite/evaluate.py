@@ -37,7 +37,7 @@ from .scenes import (
     draw,
     held_out,
     sample,
-)  # fmt: skip
+)
 
 SIZE = 96
 SHIFTS = tuple(itertools.product((-3, 0, 3), repeat=2))  # pixels: things stand up to 3 off their middle place
@@ -100,10 +100,6 @@ def best_shape(picture: mx.array, place: str, ground: mx.array) -> tuple[Thing, 
     return Thing(SHAPES[kind], nearest_colour(inside[kind, shift], COLOURS), place), gain[kind, shift].item()
 
 
-def error(picture: mx.array, drawing: mx.array) -> float:
-    return ((picture - drawing) ** 2).sum().item()
-
-
 def see_shapes(picture: mx.array, ground: Scene) -> Scene:
     """Things on a flat background: each layout with its best shapes, the closest drawing wins."""
     flat = drawn(ground)
@@ -121,7 +117,7 @@ def see_landscape(picture: mx.array, ground: Scene) -> Scene:
     kinds = SEA_THINGS if ground.ground == "sea" else LAND_THINGS
     bare, things = drawn(ground), []
     for side in SIDES:
-        best, least = None, 0.97
+        best, least = None, 0.6  # the share of the error that a thing may leave unexplained
         for kind, colours in kinds.items():
             for colour in colours:
                 with_thing = drawn(replace(ground, things=(Thing(kind, colour, side),)))
@@ -132,7 +128,7 @@ def see_landscape(picture: mx.array, ground: Scene) -> Scene:
                     share = (((picture - bare - moved) ** 2) * mask).sum() / (((picture - bare) ** 2) * mask).sum()
                     if share.item() < least:
                         best, least = Thing(kind, colour, side), share.item()
-        if best is not None and least < 0.6:
+        if best is not None:
             things.append(best)
     return replace(ground, things=tuple(things))
 
@@ -148,9 +144,7 @@ def judge(image: Image.Image) -> Scene:
 
 def asked(scene: Scene, caption: str) -> Attributes:
     """What a caption of the scene asks for: attribute → value. What it does not mention is free."""
-    want, words = {}, f" {caption} "
-    family = "landscape" if scene.is_landscape else "shapes"
-    want["family"] = family
+    want, words = {"family": "landscape" if scene.is_landscape else "shapes"}, f" {caption} "
     for i, thing in enumerate(scene.things):
         if f" {thing.kind} " not in words:
             continue
@@ -224,6 +218,14 @@ def tally(results: list[dict[str, bool]]) -> tuple[dict[str, float], float, floa
     )
 
 
+def contact_sheet(pictures: list[Image.Image], columns: int = 20) -> Image.Image:
+    """Pictures of the judge's size, row by row."""
+    sheet = Image.new("RGB", (min(columns, len(pictures)) * SIZE, -(-len(pictures) // columns) * SIZE), "white")
+    for i, picture in enumerate(pictures):
+        sheet.paste(picture, (i % columns * SIZE, i // columns * SIZE))
+    return sheet
+
+
 def gallery(klein, path: str) -> None:
     """The showcase prompts, drawn twice as large and with their words below, seed 0, as a PNG."""
     tile, words = 2 * SIZE, 34
@@ -262,11 +264,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"  {what:12} {100 * share:5.1f} %")
     print(f"  {'all':12} {100 * attributes:5.1f} %\n  {'whole picture':12}{100 * whole:5.1f} %")
     if options.grid:
-        columns = 20
-        sheet = Image.new("RGB", (columns * SIZE, -(-len(pictures) // columns) * SIZE), "white")
-        for i, picture in enumerate(pictures):
-            sheet.paste(picture, (i % columns * SIZE, i // columns * SIZE))
-        sheet.save(options.grid)
+        contact_sheet(pictures).save(options.grid)
 
 
 if __name__ == "__main__":

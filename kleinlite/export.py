@@ -86,7 +86,7 @@ def save_part(folder: Path, module: nn.Module, sources: Callable[[str], list[str
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     arrays = for_folder(module, sources, mx.float16)
-    if stem == "diffusion_pytorch_model" and "bn.running_mean" in arrays:
+    if "bn.running_mean" in arrays:
         arrays["bn.num_batches_tracked"] = mx.array(0, dtype=mx.int64)  # diffusers expects it
     mx.save_safetensors(str(folder / f"{stem}.safetensors"), arrays, {"format": "pt"})
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.optimizers as optim
 from mlx.utils import tree_unflatten
-from PIL import Image
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from .autoencoder import Autoencoder, AutoencoderConfig
 from .checkpoints import load_tokenizer
+from .evaluate import contact_sheet
 from .export import save_encoders, save_transformer
 from .pipeline import Klein
 from .scenes import sample
@@ -163,18 +163,20 @@ class Recipe:
         )
         initialise(model, mx.random.key(3), damp=last, damping=0.2)
         run = Run(self.file("transformer"), model, flow_optimizer(until))
+        self.follow_flow(run, until, data, text_encoder)
+
+    def follow_flow(self, run: Run, until: int, data: FlowData, text_encoder: TextEncoder) -> None:
         loss = lambda model, *batch: flow_loss(model, text_encoder, GRID, *batch)
-        follow(run, until, loss, data, lambda: self.grid("transformer", distilled=False))
+        follow(run, until, loss, data, lambda: self.grid(run.path.stem, distilled=False))
 
     def sharpen(self) -> None:
-        """Go on with circles and squares twice as often: of all kinds these look most alike, and are learned last."""
+        """Go on with circles and squares five times as often: the kinds that look most alike are learned last."""
         until, data, text_encoder = self.steps["sharpen"], self.data(), self.trained_text_encoder()
         alike = [s for s in data.seeds if any(t.kind in ("circle", "square") for t in sample(s).things)]
         data.seeds += 4 * alike
         model = averaged(self.file("transformer"), Transformer(TRANSFORMER))
         run = Run(self.file("sharpen"), model, flow_optimizer(until, rate=0.6), decay=0.99)
-        loss = lambda model, *batch: flow_loss(model, text_encoder, GRID, *batch)
-        follow(run, until, loss, data, lambda: self.grid("sharpen", distilled=False))
+        self.follow_flow(run, until, data, text_encoder)
 
     def distill(self) -> None:
         until, data, text_encoder = self.steps["distill"], self.data(), self.trained_text_encoder()
@@ -207,10 +209,7 @@ class Recipe:
         klein = Klein.from_pretrained(preview)
         more = {} if distilled else {"steps": 8, "guidance": GUIDANCE}
         drawn = klein(list(SAMPLES), seed=[0] * len(SAMPLES), progress=False, **more)
-        sheet = Image.new("RGB", (SIZE * len(drawn), SIZE))
-        for i, picture in enumerate(drawn):
-            sheet.paste(picture, (SIZE * i, 0))
-        sheet.save(self.folder / f"{name}.png")
+        contact_sheet(drawn).save(self.folder / f"{name}.png")
         return f"samples in {self.folder / name}.png"
 
 

@@ -207,13 +207,18 @@ def test_page(chromium, home, name):
     assert page.errors == []
 
 
-def test_search_finds_rope(chromium, home):
-    page = chromium.open(f"{home}/index.html")
+def search(page, words):
+    """The links that the search box finds."""
     page.press("s")
     page.wait("document.activeElement.id === 'mdbook-searchbar'")
-    page.type("RoPE")
-    page.wait("document.querySelectorAll('#mdbook-searchresults li a').length")
-    results = page.run("[...document.querySelectorAll('#mdbook-searchresults li a')].map(e => e.href)")
+    page.type(words)
+    page.wait("document.querySelector('#mdbook-searchresults li a')")
+    return page.run("[...document.querySelectorAll('#mdbook-searchresults li a')].map(e => e.href)")
+
+
+def test_search_finds_rope(chromium, home):
+    page = chromium.open(f"{home}/index.html")
+    results = search(page, "RoPE")
     assert any("/02_position_ids.html" in link for link in results)
     assert any("/glossary.html" in link and link.endswith("#rope") for link in results)
     page.run(f"location.href = {results[0]!r}")
@@ -222,12 +227,7 @@ def test_search_finds_rope(chromium, home):
 
 
 def test_a_name_of_the_package_is_found(chromium, home):
-    page = chromium.open(f"{home}/05_transformer.html")
-    page.press("s")
-    page.wait("document.activeElement.id === 'mdbook-searchbar'")
-    page.type("rope_table")
-    page.wait("document.querySelector('#mdbook-searchresults li a')")
-    results = page.run("[...document.querySelectorAll('#mdbook-searchresults li a')].map(e => e.href)")
+    results = search(chromium.open(f"{home}/05_transformer.html"), "rope_table")
     assert any(link.endswith("#position_ids-rope_table") for link in results)
 
 
