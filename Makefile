@@ -58,6 +58,12 @@ run-notebooks: $(VENV)/.book ## run the notebooks and store what they show (all,
 clean-notebooks: $(VENV)/.book ## tidy what a session in Jupyter stored (all, or NB="01 05")
 	$(BIN)/python -m kleinlite.notebooks clean $$NB
 
+parity: $(VENV)/.book ## compare every block with the reference again, and write the page that says how close
+	$(BIN)/python tests/write_parity.py
+
+bench-full: $(VENV)/.base ## write a random model as large as 4b, run it in three precisions, print what it costs
+	$(BIN)/python -m kleinlite.bench --full
+
 book: $(VENV)/.book ## build the site into book/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook build
 
@@ -68,7 +74,7 @@ clean: ## remove what can be made again, except .venv
 	rm -rf book dist .pytest_cache .ruff_cache
 
 .PHONY: help generate has-prompt setup lab test check lint test-notebooks format promote run-notebooks \
-  clean-notebooks book serve clean
+  clean-notebooks parity bench-full book serve clean
 
 # The environment. One stamp for what generating takes, one for the book; a newer pyproject.toml installs again.
 

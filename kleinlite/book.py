@@ -203,21 +203,22 @@ def with_attachments(source: str, cell: dict) -> str:
 
     def paste(found: re.Match) -> str:
         mime, data = next(iter(cell.get("attachments", {}).get(unquote(found[2]), {}).items()), (None, None))
-        return picture(mime, data, found[1]) if mime and found[1].strip() else found[0].replace("attachment:", "")
+        return picture(mime, data, found[1], {}) if mime and found[1].strip() else found[0].replace("attachment:", "")
 
     return re.sub(r"!\[([^]]*)\]\(attachment:([^)]+)\)", paste, source)
 
 
-def picture(mime: str, data: str | list[str], alt: str) -> str:
-    """An HTML picture; its size, where that is easy to know, keeps the page from jumping while it loads."""
-    data, size = "".join(data), ""
+def picture(mime: str, data: str | list[str], alt: str, size: dict) -> str:
+    """An HTML picture; its size, where that is known, keeps the page from jumping while it loads."""
+    data = "".join(data)
     if mime == "image/svg+xml":
         data = base64.b64encode(data.encode()).decode()
     data = "".join(data.split())
-    if mime == "image/png":
-        width, height = struct.unpack(">II", base64.b64decode(data[:32])[16:24])
-        size = f' width="{width}" height="{height}"' + (' class="wide"' if width > 3 * height else "")
-    return f'<p><img alt="{html.escape(alt)}"{size} src="data:{mime};base64,{data}"></p>'
+    if mime == "image/png" and not size:
+        size = dict(zip(("width", "height"), struct.unpack(">II", base64.b64decode(data[:32])[16:24])))
+    said = "".join(f' {side}="{pixels}"' for side, pixels in size.items())
+    said += ' class="wide"' if size and size["width"] > 3 * size["height"] else ""
+    return f'<p><img alt="{html.escape(alt)}"{said} src="data:{mime};base64,{data}"></p>'
 
 
 def outputs(stored: list[dict], alt: str, path: str, where: str, site: Site) -> Iterator[str]:
@@ -232,13 +233,14 @@ def outputs(stored: list[dict], alt: str, path: str, where: str, site: Site) -> 
         elif output["output_type"] == "stream":
             if output["name"] == "stdout":
                 yield listing("".join(output["text"]))
-        elif WIDGET in data:
+        elif WIDGET in data and not mime:
             if not pictures:
                 yield '<p class="output">Something to play with stands here: open the notebook to use it.</p>'
         elif mime:
             seen += 1
             name = f"{alt} ({seen} of {pictures})" if pictures > 1 else alt
-            yield f'<div class="output">{picture(mime, data[mime], name)}</div>'
+            size = output.get("metadata", {}).get(mime, {})
+            yield f'<div class="output">{picture(mime, data[mime], name, size)}</div>'
         elif "text/html" in data:
             table = re.sub(r"<(script|style)\b.*?</\1>|\n\s*(?=\n)", "", "".join(data["text/html"]), flags=re.S)
             yield f'<div class="output">{table}</div>'
@@ -260,11 +262,12 @@ def doors(path: str, module: str | None, site: Site) -> str:
     """The line below a chapter's title: where to open the notebook, the file that it writes, and what to do next."""
     project = site.repository.removeprefix("https://github.com/")
     file = f"{site.source}/{path}"
+    colab = f"https://colab.research.google.com/github/{project}/blob/main/{quote(file)}"
     links = [
         f'<a href="{posixpath.basename(path)}" download>download</a>',
         f'<a href="{site.on_github(file)}">GitHub</a>',
         f'<a href="https://mybinder.org/v2/gh/{project}/main?urlpath=lab/tree/{quote(file)}">Binder</a>',
-        f'<a href="https://colab.research.google.com/github/{project}/blob/main/{quote(file)}">Colab</a>',
+        f'<a href="{colab}" title="Begin with the cell of the overview that installs the package">Colab</a>',
     ]
     texts = [f"This page is a notebook: {' · '.join(links)}."]
     if module:

@@ -2,23 +2,33 @@
 
 We open the files in which models are published, give every tensor its place, and refuse what does not fit.
 
-Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal 8d9ec581)
+Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal 37ed6264)
 """
 
 import json
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
+from . import hub
 from .autoencoder import Autoencoder, AutoencoderConfig
+from .configs import (
+    autoencoder_config,
+    autoencoder_from,
+    stranger,
+    text_encoder_config,
+    transformer_config,
+    transformer_from,
+)
+from .quantisation import Packed, Packing, assemble, fill, join, packing, quantise
 from .text_encoder import PAD, TextEncoder, TextEncoderConfig
 from .transformer import Transformer, TransformerConfig
 
@@ -32,21 +42,29 @@ __all__ = [
     "text_encoder_sources",
     "swap_halves",
     "read_json",
+    "weight_files",
     "load_files",
+    "stacked",
     "match",
     "for_folder",
     "ModelInfo",
-    "autoencoder_config",
-    "text_encoder_config",
-    "transformer_config",
+    "part_config",
     "BUNDLED",
-    "HUB",
     "find_folder",
     "part",
     "load_tokenizer",
     "load_part",
+    "TRANSFORMERS",
+    "TEXT_ENCODERS",
     "check_parts",
-    "load",
+    "config_packing",
+    "metadata",
+    "SMALL",
+    "Checkpoint",
+    "above",
+    "locate",
+    "model_info",
+    "open_checkpoint",
 ]
 
 
@@ -162,22 +180,29 @@ def read_json(path: Path) -> dict:
     return found
 
 
-def load_files(folder: Path) -> dict[str, mx.array]:
-    """All tensors of a part's folder, sharded or not. The arrays are lazy: nothing is read before it is used."""
-    index = sorted(folder.glob("*.safetensors.index.json"))
-    if index:
-        shards = [folder / name for name in sorted(set(read_json(index[0]).get("weight_map", {}).values()))]
+def weight_files(path: Path) -> list[Path]:
+    """The files with a part's weights: all shards of a folder, or the one file. Complains if one is missing or cut."""
+    if path.is_file():
+        shards = [path]
+    elif index := sorted(path.glob("*.safetensors.index.json")):
+        shards = [path / name for name in sorted(set(read_json(index[0]).get("weight_map", {}).values()))]
     else:
-        shards = sorted(folder.glob("*.safetensors"))
+        shards = sorted(path.glob("*.safetensors"))
     if not shards:
         raise FileNotFoundError(
-            f"There is no .safetensors file in {folder}: the model is not complete, download it again."
+            f"There is no .safetensors file in {path}: the model is not complete, download it again."
         )
-    arrays = {}
     for file in shards:
         if not file.exists():
             raise FileNotFoundError(f"{file} is named in {index[0].name} but missing: download the model again.")
         read_header(file)
+    return shards
+
+
+def load_files(path: Path) -> dict[str, mx.array]:
+    """All tensors of a part's folder or file. The arrays are lazy: nothing is read before it is used."""
+    arrays = {}
+    for file in weight_files(path):
         try:
             arrays.update(mx.load(str(file)))
         except RuntimeError as e:
@@ -185,7 +210,18 @@ def load_files(folder: Path) -> dict[str, mx.array]:
     return arrays
 
 
-def match(module: nn.Module, arrays: dict[str, mx.array], sources: Callable[[str], list[str]]) -> dict[str, mx.array]:
+def stacked(parts: list[mx.array | Packed]) -> mx.array | Packed:
+    """Matrices one below the other."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(p, Packed) for p in parts):
+        return join(parts)
+    return mx.concatenate([p.decode() if isinstance(p, Packed) else p for p in parts])
+
+
+def match(
+    module: nn.Module, arrays: dict[str, mx.array | Packed], sources: Callable[[str], list[str]]
+) -> dict[str, mx.array | Packed]:
     """Give every parameter of `module` its tensor, in our names and layout. Strict: none missing, none left over."""
     arrays = {name: w for name, w in arrays.items() if not name.endswith("num_batches_tracked")}  # counts, not weights
     prefix = "model.diffusion_model."
@@ -201,9 +237,9 @@ def match(module: nn.Module, arrays: dict[str, mx.array], sources: Callable[[str
             missing += absent
             continue
         try:
-            w = arrays[names[0]] if len(names) == 1 else mx.concatenate([arrays[n] for n in names])
+            w = stacked([arrays[n] for n in names])
             if names[0] == "norm_out.linear.weight":
-                w = swap_halves(w)
+                w = w.map(swap_halves) if isinstance(w, Packed) else swap_halves(w)
         except ValueError:  # they do not go together, or there are no two halves
             shapes = " and ".join(f"{n} {tuple(arrays[n].shape)}" for n in names)
             misshapen.append(f"{shapes}, expected {tuple(target.shape)} in all")
@@ -245,6 +281,7 @@ class ModelInfo:
     distilled: bool  # few steps, no guidance
     size: int  # default height and width in pixels
     tokens: int  # text tokens per prompt
+    kv: bool = False  # the KV variant: reference pictures are computed once, not in every step
 
     @property
     def steps(self) -> int:
@@ -255,78 +292,40 @@ class ModelInfo:
         return 1.0 if self.distilled else 4.0
 
 
-def autoencoder_config(c: dict) -> AutoencoderConfig:
-    return AutoencoderConfig(
-        channels=tuple(c["block_out_channels"]),
-        decoder_channels=tuple(c["decoder_block_out_channels"]) if c.get("decoder_block_out_channels") else None,
-        layers=c["layers_per_block"],
-        latent_channels=c["latent_channels"],
-        groups=c["norm_num_groups"],
-        bn_eps=c["batch_norm_eps"],
-    )
-
-
-def text_encoder_config(c: dict, index: dict) -> TextEncoderConfig:
-    # transformers 5 moved rope_theta into a dictionary; the released files have it at the top.
-    theta = c["rope_theta"] if "rope_theta" in c else c["rope_parameters"]["rope_theta"]
-    return TextEncoderConfig(
-        vocab=c["vocab_size"],
-        d=c["hidden_size"],
-        d_mlp=c["intermediate_size"],
-        layers=c["num_hidden_layers"],
-        heads=c["num_attention_heads"],
-        kv_heads=c["num_key_value_heads"],
-        hd=c["head_dim"],
-        theta=theta,
-        eps=c["rms_norm_eps"],
-        tied=c["tie_word_embeddings"],
-        taps=tuple(index.get("text_encoder_out_layers", (9, 18, 27))),
-        tokens=index.get("max_sequence_length", 512),
-    )
-
-
-def transformer_config(c: dict) -> TransformerConfig:
-    return TransformerConfig(
-        double_blocks=c["num_layers"],
-        single_blocks=c["num_single_layers"],
-        heads=c["num_attention_heads"],
-        axes=tuple(c["axes_dims_rope"]),
-        d_latent=c["in_channels"],
-        d_text=c["joint_attention_dim"],
-        mlp_ratio=c["mlp_ratio"],
-        theta=c["rope_theta"],
-        d_time=c["timestep_guidance_channels"],
-    )
+def part_config(kind: str, path: Path, index: dict) -> TransformerConfig | AutoencoderConfig | TextEncoderConfig:
+    """The numbers of one part, from its folder's config.json or its single file's header."""
+    if path.is_dir():
+        c = read_json(path / "config.json")
+        stranger(path / "config.json", c)
+        if kind == "text_encoder":
+            return text_encoder_config(c, index)
+        return transformer_config(c) if kind == "transformer" else autoencoder_config(c)
+    if kind == "text_encoder":
+        raise ValueError(f"{path} is one file; a text encoder is a folder with config.json: give that.")
+    header = {name.removeprefix("model.diffusion_model."): t for name, t in read_header(path).items()}
+    stranger(path, header)
+    wide = {name: t["shape"][:-1] + [2 * t["shape"][-1]] for name, t in header.items() if t["dtype"] == "U8"}
+    shapes = {name: t["shape"] for name, t in header.items()} | {k: s for k, s in wide.items() if k.endswith("weight")}
+    return transformer_from(shapes) if kind == "transformer" else autoencoder_from(shapes)
 
 
 BUNDLED = {"nano": "nano", "nano-base": "nano/base"}  # the base shares nano's other parts
 
 
-HUB = {
-    "4b": "black-forest-labs/FLUX.2-klein-4B",
-    "base-4b": "black-forest-labs/FLUX.2-klein-base-4B",
-    "9b": "black-forest-labs/FLUX.2-klein-9B",
-    "base-9b": "black-forest-labs/FLUX.2-klein-base-9B",
-}
-
-
 def find_folder(name: str) -> Path:
-    """Where a model's files are: a bundled model, a local folder, or a download from the hub."""
+    """Where a model's files are: a bundled model, a local folder or single file, or a download from the hub."""
     if name in BUNDLED:
         return Path(str(files("kleinlite"))) / BUNDLED[name]
-    if Path(name).is_dir():
+    if Path(name).exists():
         return Path(name)
-    repo = HUB.get(name.lower(), name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith(".") else None)
-    if repo is None:
-        known = ", ".join([*BUNDLED, *HUB])
+    repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith(".")
+    if name.lower() not in hub.MODELS and name.lower() != hub.SMALL_DECODER and not repository:
+        known = ", ".join([*BUNDLED, *hub.MODELS])
         raise ValueError(
-            f"There is no model or folder called {name!r}. Known models: {known}; or give a hub repository "
-            "(owner/name) or a folder in the released layout."
+            f"There is no model, folder or file called {name!r}. Known models: {known}; or give a hub repository "
+            "(owner/name), a folder in the released layout, or a .safetensors file."
         )
-    from huggingface_hub import snapshot_download  # slow to import, and most readers never need it
-
-    parts = [f"{p}/*" for p in ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")]
-    return Path(snapshot_download(repo, allow_patterns=["model_index.json", *parts]))
+    return hub.fetch(name)
 
 
 def part(folder: Path, name: str) -> Path:
@@ -348,11 +347,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def load_part(module: nn.Module, folder: Path, sources: Callable[[str], list[str]], dtype: mx.Dtype) -> nn.Module:
-    """Fill `module` from a folder, floating-point weights as `dtype`."""
-    weights = match(module, load_files(folder), sources)
-    module.update(tree_unflatten([(k, w.astype(dtype)) for k, w in weights.items()]))
-    return module.eval()
+def load_part(module: nn.Module, path: Path, sources: Callable[[str], list[str]], dtype: mx.Dtype) -> nn.Module:
+    """Fill `module` from a folder or file, floating-point weights as `dtype`."""
+    return fill(module, match(module, load_files(path), sources), dtype)
+
+
+# Text features per token → the transformer that reads them; width of the text encoder → its name.
+TRANSFORMERS = {7680: ("4B", "Qwen3-4B"), 12288: ("9B", "Qwen3-8B")}
+TEXT_ENCODERS = {2560: ("Qwen3-4B", "4B"), 4096: ("Qwen3-8B", "9B")}
 
 
 def check_parts(
@@ -360,6 +362,13 @@ def check_parts(
 ) -> None:
     """Refuse parts that were not made for each other, before gigabytes are read."""
     text_width, latent, vocab = len(text_cfg.taps) * text_cfg.d, 4 * vae_cfg.latent_channels, tokenizer.get_vocab_size()
+    size, right = TRANSFORMERS.get(cfg.d_text, (None, None))
+    wrong, its_size = TEXT_ENCODERS.get(text_cfg.d, (None, None))
+    if size and its_size and size != its_size:
+        raise ValueError(
+            f"The transformer in {folder} is the {size}, which reads {right}, and the text encoder is {wrong}, which "
+            f"belongs to the {its_size}: take both from one model, for example parts={size.lower()!r}."
+        )
     misfits = [
         ("transformer reads", cfg.d_text, "text features per token and the text encoder gives", text_width),
         ("transformer works on", cfg.d_latent, "latent channels and the autoencoder makes", latent),
@@ -374,22 +383,158 @@ def check_parts(
         )
 
 
-def load(
-    folder: Path, name: str, dtype: mx.Dtype
-) -> tuple[Transformer, Autoencoder, TextEncoder, Tokenizer, ModelInfo]:
-    """Everything a pipeline needs from a model's folder, weights mapped but not yet read."""
+def config_packing(path: Path) -> Packing | None:
+    """What a folder's config.json says of its quantised matrices, in the words of MLX's own tools."""
+    said = read_json(path / "config.json").get("quantization") if (path / "config.json").exists() else None
+    return Packing(said.get("mode", "affine"), said["bits"], said["group_size"]) if said else None
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """The words in the headers of a part's files."""
+    return {k: v for file in weight_files(path) for k, v in mx.load(str(file), return_metadata=True)[1].items()}
+
+
+SMALL = 2**28  # bytes; smaller parts (nano's, the autoencoder) are cast once, when they are loaded
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's files, found and checked. Only configs and headers are read; each `load_` builds its part afresh."""
+
+    info: ModelInfo
+    folder: Path  # where model_index.json and the tokenizer are
+    parts: dict[str, tuple]  # "transformer", "text_encoder", "vae" → config and the folder or file with the weights
+    dtype: mx.Dtype  # in which the transformer and the text encoder compute
+    packing: Packing | None = None  # in which they are to be packed when they are loaded
+
+    def load_tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder)
+
+    def load_text_encoder(self) -> TextEncoder:
+        """Qwen3 up to the highest layer that we tap; what lies above is neither built nor read."""
+        return self._load("text_encoder")
+
+    def load_transformer(self) -> Transformer:
+        return self._load("transformer")
+
+    def load_autoencoder(self) -> Autoencoder:
+        """In float32 as in the makers' own code, and never packed: it is small, and bfloat16 leaves bands in skies."""
+        cfg, path = self.parts["vae"]
+        return load_part(Autoencoder(cfg), path, autoencoder_sources, mx.float32)
+
+    def _load(self, kind: str) -> nn.Module:
+        module, weights = self._placed(kind)
+        keep = self.packing is not None or self.nbytes(kind) >= SMALL
+        fill(module, weights, self.dtype, keep)
+        del weights  # so that a matrix is forgotten once it is packed
+        return quantise(module, self.packing, self.dtype) if self.packing else module
+
+    def weights(self, kind: str) -> dict[str, mx.array | Packed]:
+        """What belongs into a part, under our names, as stored and not yet read."""
+        return self._placed(kind)[1]
+
+    def _placed(self, kind: str) -> tuple[nn.Module, dict[str, mx.array | Packed]]:
+        """A part with the weights that belong into it, none of them read."""
+        cfg, path = self.parts[kind]
+        if kind == "vae":
+            module = Autoencoder(cfg)
+            return module, match(module, load_files(path), autoencoder_sources)
+        arrays = assemble(load_files(path), metadata(path), config_packing(path))
+        if kind == "transformer":
+            module = Transformer(cfg)
+            return module, match(module, arrays, transformer_sources)
+        module = TextEncoder(replace(cfg, layers=max(cfg.taps), tied=True))
+        del module.norm  # it comes after the last layer
+        arrays = {name: w for name, w in arrays.items() if not above(name, max(cfg.taps))}
+        return module, match(module, arrays, text_encoder_sources)
+
+    def nbytes(self, kind: str) -> int:
+        """Bytes of a part's weights on disk."""
+        return sum(file.stat().st_size for file in weight_files(self.parts[kind][1]))
+
+
+def above(name: str, layers: int) -> bool:
+    """Is this tensor of Qwen3 one that only the language model needs: a layer from `layers` on, last norm or head?"""
+    found = re.match(r"(?:model\.)?(?:layers\.(\d+)|norm|lm_head)\.", name)
+    return bool(found) and (found[1] is None or int(found[1]) >= layers)
+
+
+def locate(name: str, parts: str | Path | dict[str, str | Path] | None) -> tuple[Path, dict[str, Path]]:
+    """The folder with the model's index and tokenizer, and where each part lies: a folder or a single file."""
+    kinds, path = ("transformer", "vae", "text_encoder"), find_folder(name)
+    chosen = parts if isinstance(parts, dict) else {}
+    if unknown := set(chosen) - set(kinds):
+        raise ValueError(f"parts names {', '.join(map(repr, unknown))}; a model's parts are {', '.join(kinds)}.")
+    if path.is_dir():
+        if parts is not None and not chosen:
+            raise ValueError(
+                f"{name} is a whole model; a name as parts is for a model that is one file. To replace a part, say "
+                'which: parts={"vae": …}.'
+            )
+        folder = path
+    elif parts is not None and not chosen:
+        folder = find_folder(str(parts))
+    elif (path.parent / "model_index.json").exists():
+        folder = path.parent
+    elif not Path(name).exists():  # a released single file: the hub knows where the rest is
+        folder = hub.fetch_parts(name)
+    else:
+        raise ValueError(
+            f'{path} holds a transformer alone. Say where the text encoder and the autoencoder are: parts="4b" or '
+            "another model's name or folder."
+        )
+    paths = {kind: part(folder, kind) for kind in kinds} | ({"transformer": path} if path.is_file() else {})
+    for kind, place in chosen.items():
+        place = find_folder(str(place))
+        paths[kind] = place / kind if (place / kind).is_dir() else place
+    return folder, paths
+
+
+def model_info(name: str, folder: Path, paths: dict[str, Path], index: dict, tokens: int) -> ModelInfo:
+    """What the files say about themselves; a single file only has its name to tell a base or a KV model by."""
+    file, distilled = paths["transformer"], index.get("is_distilled", False)
+    if file.is_file() and "klein" in file.name.lower():
+        distilled = "base" not in file.name.lower()
+    called = [Path(name).name, file.name] if file.is_file() else [Path(name).name, folder.name]
+    kv = any(re.search(r"-kv\b", x.lower()) for x in called)
+    if file.is_dir():
+        kv = kv or index.get("_class_name") == "Flux2KleinKVPipeline"
+    size = read_json(part(folder, "vae") / "config.json").get("sample_size", 1024)
+    return ModelInfo(name, distilled, size, tokens, kv)
+
+
+def open_checkpoint(
+    name: str | Path,
+    *,
+    dtype: mx.Dtype,
+    quantize: int | str | None = None,
+    parts: str | Path | dict[str, str | Path] | None = None,
+) -> Checkpoint:
+    """Find a model and check that its parts are whole and fit together: cheap, since no weight is read.
+
+    name: a bundled or released model, a hub repository, a folder, or a single file with a transformer.
+    dtype: in which to compute. quantize: 3, 4, 5, 6, 8, "mxfp4", "mxfp8" or "nvfp4"; packs what is loaded.
+    parts: for a single file, the model that has the other parts; or a dictionary that replaces parts, as in
+    {"vae": "small-decoder"}.
+    """
+    wish = packing(quantize)
+    folder, paths = locate(str(name), parts)
     index = read_json(folder / "model_index.json")
-    configs = {p: read_json(part(folder, p) / "config.json") for p in ("transformer", "vae", "text_encoder")}
-    try:
-        text_cfg = text_encoder_config(configs["text_encoder"], index)
-        cfg, vae_cfg = transformer_config(configs["transformer"]), autoencoder_config(configs["vae"])
-    except KeyError as e:
-        raise ValueError(f"A config.json in {folder} says nothing about {e}: is this another kind of model?") from None
-    tokenizer = load_tokenizer(folder)
-    check_parts(folder, cfg, vae_cfg, text_cfg, tokenizer)
-    transformer = load_part(Transformer(cfg), part(folder, "transformer"), transformer_sources, dtype)
-    # The autoencoder stays in float32 as in the makers' own code: it is small, and bfloat16 leaves bands in skies.
-    autoencoder = load_part(Autoencoder(vae_cfg), part(folder, "vae"), autoencoder_sources, mx.float32)
-    text_encoder = load_part(TextEncoder(text_cfg), part(folder, "text_encoder"), text_encoder_sources, dtype)
-    info = ModelInfo(name, index.get("is_distilled", False), configs["vae"].get("sample_size", 1024), text_cfg.tokens)
-    return transformer, autoencoder, text_encoder, tokenizer, info
+    stranger(folder / "model_index.json", index)
+    configs = {}
+    for kind in ("transformer", "vae", "text_encoder"):
+        try:
+            configs[kind] = part_config(kind, paths[kind], index)
+        except KeyError as e:
+            where = f"A config.json in {folder}" if paths[kind].is_dir() else paths[kind]
+            raise ValueError(f"{where} says nothing about {e}: is this another kind of model?") from None
+    check_parts(folder, configs["transformer"], configs["vae"], configs["text_encoder"], load_tokenizer(folder))
+    info = model_info(str(name), folder, paths, index, configs["text_encoder"].tokens)
+    found = {kind: (configs[kind], paths[kind]) for kind in paths}
+    checkpoint = Checkpoint(info, folder, found, dtype, wish)
+    for kind in found:
+        weights = checkpoint.weights(kind).values()  # every tensor has its place, or this says which has not
+        packed = next((w.packing for w in weights if isinstance(w, Packed) and w.packing.mode != "fp8"), None)
+        if wish and packed:
+            raise ValueError(f"{name} is quantised already ({packed.mode}, {packed.bits} bits): leave quantize out.")
+    return checkpoint

@@ -1,4 +1,4 @@
-"""The command line: `kleinlite generate`, `kleinlite info`, `kleinlite models`. Hand-written.
+"""The command line: `kleinlite generate`, `models`, `download`, `quantize`, `train`, `info`. Hand-written.
 
 What is slow to import is imported by the command that needs it, so that `--help` answers at once. A mistake
 in what was typed, or in a file, ends with one sentence on stderr and status 2, and leaves no file behind.
@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
+import opcode
 import os
 import platform
 import re
+import shutil
 import sys
 import tempfile
 import time
-import traceback
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from . import __version__
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from .pipeline import Klein
+    from .pipeline import Plan
 
-PARTS = ("transformer", "text_encoder", "vae")
+RAISE = opcode.opmap["RAISE_VARARGS"]  # what Python makes of a `raise`
 PLAIN = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
 examples:
@@ -36,24 +38,17 @@ examples:
   kleinlite generate --like circle.png --seed 8
 """
 
-
-class Facts(NamedTuple):
-    """What there is to know about a released model before it is fetched."""
-
-    transformer: int  # parameters
-    text_encoder: int
-    gigabytes: float  # of the files that we fetch
-    licence: str
-    gated: bool  # fetched only by those who accepted the licence
-
-
-SMALL = Facts(3_875_544_576, 4_022_468_096, 16.0, "Apache-2.0", gated=False)
-LARGE = Facts(9_078_581_248, 8_190_735_360, 34.7, "FLUX Non-Commercial", gated=True)
-RELEASED = {"4b": SMALL, "base-4b": SMALL, "9b": LARGE, "base-9b": LARGE}
+QUANTIZE = "3, 4, 5, 6 or 8 bits, or mxfp4, mxfp8, nvfp4"
+QUANTIZE_EXAMPLES = """\
+examples:
+  kleinlite quantize 4b klein-4bit --bits 4
+  kleinlite generate "a red circle" --model klein-4bit
+  hf upload YOU/klein-4bit klein-4bit     then --model YOU/klein-4bit works everywhere
+"""
 
 # What a picture of ours remembers: see `Request.describe`.
 REMEMBERED = {"model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float)}
-REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references": int}
+REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references": int}  # and perhaps "quantize"
 
 # ---------------------------------------------------------------- what is typed
 
@@ -86,6 +81,10 @@ def decimal(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
+def quantization(text: str) -> int | str:
+    return int(text) if text.isdigit() else text  # `checkpoints` knows what there is
+
+
 def make_parser() -> Parser:
     parser = Parser(prog="kleinlite", description="Draw pictures with FLUX.2 [klein], built from scratch in MLX.")
     parser.add_argument("--version", action="version", version=f"kleinlite {__version__}")
@@ -99,21 +98,34 @@ def make_parser() -> Parser:
     about = "draw a picture; what is not said comes from the model's own files"
     add = command("generate", generate, about, epilog=EXAMPLES, formatter_class=PLAIN)
     add("prompt", nargs="?", metavar="PROMPT", help="what to draw, in quotes; with --image: what to change")
-    add("--model", metavar="NAME", help="see `kleinlite models`; or a hub repository or a folder (default: nano)")
+    add("--model", metavar="NAME", help="see `kleinlite models`; or a hub repository, folder or file (default: nano)")
     add("--size", type=size, metavar="WxH", help="pixels, multiples of 16 (default: the model's, or --image's)")
     add("--steps", type=whole, metavar="N", help="looks at the picture on its way out of the noise")
     add("--guidance", type=decimal, metavar="G", help="how far to follow the prompt, from 1; base models only")
     add("--negative", metavar="TEXT", help="what to stay away from; needs guidance")
     add("--seed", type=whole, metavar="N", help="the same seed draws the same picture (default: a random one)")
+    add("--quantize", type=quantization, metavar="Q", help=f"weights in fewer bits: {QUANTIZE} (default: as they are)")
     add("--image", nargs="+", action="extend", metavar="REF", help="pictures to edit or to combine")
     like = "draw again what this picture says about itself; other options override, and another --model brings "
     add("--like", metavar="FILE", help=like + "its own steps and guidance")
     output = "a .png file, replaced if there is one (default: a new file here, named after prompt and seed)"
     add("-o", "--output", type=Path, metavar="FILE", help=output)
+    add("--offline", action="store_true", help="download nothing, and ask no network")
 
+    command("models", models, "list the models that have a name, and which of them are on this machine")
+    about = "fetch a model, or what is new in it, and print where it is"
+    add = command("download", download, about)
+    add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, owner/name")
+    about = "write a model in fewer bits, as a folder that is loaded like the model itself"
+    add = command("quantize", quantize, about, epilog=QUANTIZE_EXAMPLES, formatter_class=PLAIN)
+    add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, folder or file")
+    add("output", type=Path, metavar="OUT", help="the new folder")
+    add("--bits", type=quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8")
+    add("--mode", metavar="MODE", help="in place of --bits: mxfp4, mxfp8 or nvfp4")
+    add("--offline", action="store_true", help="download nothing, and ask no network")
+    command("train", train, "train klein-nano (`kleinlite train --help`)", add_help=False)
     add = command("info", info, "show what made a picture or, without a file, the versions for a bug report")
     add("file", nargs="?", metavar="FILE", help="a picture that kleinlite wrote")
-    command("models", models, "list the models that have a name, and which of them are on this machine")
     return parser
 
 
@@ -158,7 +170,8 @@ def read_metadata(path: str) -> dict:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     known = made if isinstance(made, dict) else {}
-    if not all(isinstance(known.get(name), kind) for name, kind in REMEMBERED.items()):
+    whole = all(isinstance(known.get(name), kind) for name, kind in REMEMBERED.items())
+    if not whole or not isinstance(known.get("quantize", ""), (int, str)):
         raise ValueError(f"{path}: what it says about itself is damaged: give the prompt and the options instead.")
     return made
 
@@ -178,24 +191,28 @@ def check_output(path: Path) -> None:
     if path.suffix.lower() != ".png":
         example = path.with_suffix(".png") if path.name else "picture.png"
         raise ValueError(f"Pictures are written as PNG and {path} does not end in .png: try {example}.")
-    if not path.parent.is_dir():
-        raise ValueError(f"The folder {path.parent} does not exist: make it first, or name another.")
+    check_folder(path.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder in which nothing could be written."""
+    if not folder.is_dir():
+        raise ValueError(f"The folder {folder} does not exist: make it first, or name another.")
     try:
-        tempfile.TemporaryFile(dir=path.parent).close()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        message = f"Nothing can be written in {path.parent} ({error.strerror}): name another folder."
-        raise ValueError(message) from None
+        raise ValueError(f"Nothing can be written in {folder} ({error.strerror}): name another folder.") from None
 
 
 # ---------------------------------------------------------------- generate
 
 
-def choose(args: argparse.Namespace) -> tuple[str, dict]:
-    """The model's name and `Klein.__call__`'s arguments: what was typed and, else, what --like says."""
+def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
+    """The model's name, its quantisation and `Klein.__call__`'s arguments: what was typed, else what --like says."""
     like = read_metadata(args.like) if args.like else {}
     model = args.model or like.get("model", "nano")
     if model != like.get("model"):
-        like = {key: value for key, value in like.items() if key not in ("steps", "guidance")}
+        like = {key: value for key, value in like.items() if key not in ("steps", "guidance", "quantize")}
     if like.get("references") and not args.image:
         was = f"{args.like} was made from {like['references']} other picture(s), which it does not contain"
         raise ValueError(f"{was}: name them with --image.")
@@ -210,72 +227,62 @@ def choose(args: argparse.Namespace) -> tuple[str, dict]:
         if any("\ud800" <= c <= "\udfff" for c in text):  # how Python carries bytes that are not UTF-8
             raise ValueError(f"{text!r} is not valid UTF-8 text: check the terminal's encoding.")
     width, height = args.size or (like.get("width"), like.get("height"))
-    return model, {
-        "prompt": prompt,
-        "images": [open_reference(path) for path in args.image or ()],
-        "width": width,
-        "height": height,
-        "steps": pick("steps", args.steps),
-        "guidance": pick("guidance", args.guidance),
-        "negative_prompt": negative,
-        "seed": pick("seed", args.seed),
-    }
+    return (
+        model,
+        pick("quantize", args.quantize),
+        {
+            "prompt": prompt,
+            "images": [open_reference(path) for path in args.image or ()],
+            "width": width,
+            "height": height,
+            "steps": pick("steps", args.steps),
+            "guidance": pick("guidance", args.guidance),
+            "negative_prompt": negative,
+            "seed": pick("seed", args.seed),
+        },
+    )
 
 
-def load(model: str) -> Klein:
-    """The model; what goes wrong on its way from the hub is told in a sentence."""
-    from .checkpoints import HUB
-    from .pipeline import Klein
+def fetch(model: str, offline: bool) -> None:
+    """See that a model's files are on this machine."""
+    from . import hub
+    from .checkpoints import BUNDLED
 
-    try:
-        return Klein.from_pretrained(model)
-    except Exception as error:
-        if not from_the_hub(error):
-            raise
-        repo, kinds = HUB.get(model.lower(), model), [kind.__name__ for kind in type(error).__mro__]
-        if "GatedRepoError" in kinds:
-            problem = f"{repo} is gated"
-            way_out = f"accept its licence at https://huggingface.co/{repo} and log in with `hf auth login`"
-        elif "RepositoryNotFoundError" in kinds or "HFValidationError" in kinds:
-            problem = f"There is no folder {repo}, and the hub shows no repository of that name"
-            way_out = "check the name or, if it is private, log in with `hf auth login`"
-        else:
-            why = str(error.__cause__ or error).strip().split("\n")[0][:120].rstrip(".")
-            problem = f"{repo} is not on this machine, or not all of it, and could not be fetched ({why})"
-            offline = os.environ.get("HF_HUB_OFFLINE", "0") != "0"
-            way_out = "unset HF_HUB_OFFLINE" if offline else "check the name and the network"
-            way_out += ", or use a model that needs no download, such as nano"
-        raise ValueError(f"{problem}: {way_out}.") from error
-
-
-def from_the_hub(error: Exception) -> bool:
-    """Whether a download failed for a reason outside this program."""
-    if isinstance(error, OSError) and error.filename:  # the disk's reason
-        return False
-    if type(error).__module__.startswith(("huggingface_hub", "httpx", "requests")):
-        return True
-    frames = traceback.extract_tb(error.__traceback__)
-    through = any("huggingface_hub" in Path(frame.filename).parts for frame in frames)
-    return through and isinstance(error, (OSError, RuntimeError))
+    if model not in BUNDLED and not Path(model).exists():
+        hub.fetch(model, offline=offline)
 
 
 def generate(args: argparse.Namespace) -> None:
-    from .checkpoints import HUB, ModelInfo
-    from .pipeline import check_request, save_picture
+    from .checkpoints import ModelInfo
+    from .hub import MODELS, local
+    from .pipeline import Klein, check_memory, check_request, save_picture
+    from .quantisation import packing
 
-    model, wishes = choose(args)
+    model, quantize, wishes = choose(args)
     # What can be found before gigabytes are fetched. The model's own files have the last word, in the call.
-    distilled = model.lower() in HUB and not model.lower().startswith("base")
+    distilled = model.lower() in MODELS and MODELS[model.lower()].distilled
     request = check_request(ModelInfo(model, distilled, size=1024, tokens=512), **wishes)
     prompt, seed = request.prompts[0], request.seeds[0]
+    packing(quantize)
     check_output(args.output or new_name(prompt, seed))
-    klein = load(model)
+    if model.lower() in MODELS and not local(model):
+        plans = {bits: predict(model, request.width, request.height, bits) for bits in (quantize, 8, 6, 5, 4, 3)}
+        check_memory(plans.pop(quantize), {} if quantize else plans)
+    fetch(model, args.offline)
+    klein = Klein.from_pretrained(model, quantize=quantize)
     start = time.perf_counter()
     picture = klein(**wishes | {"seed": seed}, progress=sys.stderr.isatty())
     seconds = time.perf_counter() - start
+    if quantize is not None:
+        picture.info["kleinlite"]["quantize"] = quantize
     path = args.output or new_name(prompt, seed)
     save_picture(picture, path)
-    print(f"{path}: {picture.width}x{picture.height}, {model}, seed {seed}, {seconds:.1f} s")
+    name = model if quantize is None else f"{model} in {in_words(quantize)}"
+    print(f"{path}: {picture.width}x{picture.height}, {name}, seed {seed}, {seconds:.1f} s")
+
+
+def in_words(quantize: int | str) -> str:
+    return f"{quantize} bits" if isinstance(quantize, int) else quantize
 
 
 # ---------------------------------------------------------------- info, models
@@ -300,60 +307,123 @@ def show(facts: dict) -> None:
         print(f"{name:16}{text}")
 
 
-def models(args: argparse.Namespace) -> None:
-    from .checkpoints import BUNDLED, HUB
+# ---------------------------------------------------------------- models, download, quantize, train
 
-    rows = [("name", "steps", "parameters", "download", "licence", "here"), *map(describe, [*BUNDLED, *HUB])]
+
+def models(args: argparse.Namespace) -> None:
+    from .checkpoints import BUNDLED
+    from .hub import MODELS, SMALL_DECODER, SMALL_DECODER_BYTES
+
+    head = "name", "steps", "parameters", "memory, GB", "download", "licence", "here"
+    rows = [head, *map(describe, [*BUNDLED, *MODELS])]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     print(
         "\nA distilled model has its guidance built in. Parameters: the transformer's + the text encoder's."
-        "\nWhat is not here is fetched on first use from https://huggingface.co/black-forest-labs, a gated"
-        "\nmodel after you have accepted its licence there and logged in with `hf auth login`."
+        "\nMemory: for a picture of 512x512 (nano: 96x96), weights as published / in 8 bits / in 4 (`--quantize`)."
+        "\nWhat is not here is fetched on first use, or by `kleinlite download NAME`, from huggingface.co, a"
+        "\ngated model after you have accepted its licence there and logged in with `hf auth login`."
+        f"\nBeside them, {SMALL_DECODER} ({SMALL_DECODER_BYTES / 1e6:.0f} MB, Apache-2.0): "
+        f'Klein.from_pretrained("4b", parts={{"vae": "{SMALL_DECODER}"}}).'
     )
 
 
 def describe(name: str) -> tuple[str, ...]:
-    """One row of the table: from the files if they are here, else from what is known about the release."""
-    from .checkpoints import BUNDLED, HUB, ModelInfo, find_folder, read_json
+    """One row of the table: of a bundled model from its files, of a released one from the catalogue."""
+    import mlx.core as mx
 
-    bundled, facts, distilled = name in BUNDLED, RELEASED.get(name), not name.startswith("base")
-    folder = find_folder(name) if bundled else downloaded(HUB[name])
-    sizes = count(folder) if folder else []
-    if sizes:
-        distilled = bool(read_json(folder / "model_index.json").get("is_distilled"))
-    elif bundled:
-        return name, "", "", "", "", "not in this version"
+    from . import hub
+    from .checkpoints import ModelInfo, open_checkpoint
+    from .pipeline import bits_per_weight, memory_plan, parameters
+    from .text_encoder import TextEncoder
+    from .transformer import Transformer
+
+    model = hub.MODELS.get(name)
+    if model:
+        distilled, sizes = model.distilled, [model.size.transformer, model.size.text_encoder]
+        plans = [predict(name, 512, 512, bits) for bits in ([None] if name.endswith("nvfp4") else [None, 8, 4])]
+        here = "yes" if hub.local(name) else "no, gated" if model.size.gated else "no"
+    else:
+        try:
+            checkpoint = open_checkpoint(name, dtype=mx.float32)
+        except (OSError, ValueError):
+            return name, *[""] * 5, "not in this version"
+        configs, size = [checkpoint.parts[p][0] for p in ("transformer", "text_encoder", "vae")], checkpoint.info.size
+        distilled, here = checkpoint.info.distilled, "bundled"
+        sizes = [parameters(kind, cfg) for kind, cfg in zip((Transformer, TextEncoder), configs)]
+        plans = [memory_plan(*configs, width=size, height=size, bits=bits_per_weight(checkpoint))]
     steps = ModelInfo(name, distilled, size=0, tokens=0).steps
-    parameters = [f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in sizes or facts[:2]]
     return (
         name,
         f"{steps}, distilled" if distilled else str(steps),
-        " + ".join(parameters),
-        "none" if bundled else f"{facts.gigabytes} GB",
-        "Apache-2.0" if bundled else facts.licence,
-        "bundled" if bundled else "yes" if sizes else "no, gated" if facts.gated else "no",
+        " + ".join(f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in sizes),
+        " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in (plan.least for plan in plans)),
+        f"{model.download / 1e9:.1f} GB" if model else "none",
+        model.size.licence if model else "Apache-2.0",
+        here,
     )
 
 
-def downloaded(repo: str) -> Path | None:
-    """Where a hub repository's files are on this machine, if they are; does not ask the network."""
-    from huggingface_hub import try_to_load_from_cache
+def predict(name: str, width: int, height: int, quantize: int | str | None) -> Plan:
+    """The memory that a released model takes for a picture, known before its files are here."""
+    from . import hub
+    from .autoencoder import AutoencoderConfig
+    from .bench import CONFIGS
+    from .pipeline import memory_plan
+    from .quantisation import packing
 
-    found = try_to_load_from_cache(repo, "model_index.json")
-    return Path(found).parent if isinstance(found, str) else None
+    model = hub.MODELS[name.lower()]
+    configs = *CONFIGS["4b" if model.size is hub.B4 else "9b"], AutoencoderConfig()
+    bits = packing(quantize).bits_per_weight if quantize else (8 * model.weights / model.size.transformer, 16)
+    return memory_plan(*configs, width=width, height=height, bits=bits)
 
 
-def count(folder: Path) -> list[int]:
-    """Parameters of a model's transformer and text encoder; [] if a file is missing or was cut short."""
-    from .checkpoints import load_files, part, read_json
+def download(args: argparse.Namespace) -> None:
+    from . import hub
+    from .checkpoints import BUNDLED
 
-    try:
-        read_json(folder / "model_index.json")
-        return [sum(w.size for w in load_files(part(folder, name)).values()) for name in PARTS][:2]
-    except (OSError, ValueError):
-        return []
+    if args.model in BUNDLED:
+        return print(f"{args.model} comes with kleinlite: there is nothing to download.")
+    if Path(args.model).exists():
+        raise ValueError(f"{args.model} is on this machine already: name a model of `kleinlite models`, or owner/name.")
+    hub.download(args.model)
+    print(hub.local(args.model))
+
+
+def quantize(args: argparse.Namespace) -> None:
+    import mlx.core as mx
+
+    from .checkpoints import open_checkpoint
+    from .export import quantize_model
+    from .quantisation import packing
+
+    if (args.bits is None) == (args.mode is None):
+        args.parser.error("give either --bits N or --mode MODE: kleinlite quantize 4b klein-4bit --bits 4")
+    wish, out = args.bits or args.mode, args.output
+    bits = packing(wish).bits_per_weight
+    if os.path.lexists(out):
+        raise ValueError(f"{out} is there already: name a new folder.")
+    check_folder(out.parent)
+    fetch(args.model, args.offline)
+    checkpoint = open_checkpoint(args.model, dtype=mx.bfloat16, quantize=wish)  # refuses what does not fit
+    weights = [w for kind in ("transformer", "text_encoder") for w in checkpoint.weights(kind).values()]
+    needed = sum(math.prod(w.shape) for w in weights) * bits / 8
+    free = shutil.disk_usage(out.parent).free
+    if needed > free:
+        raise ValueError(
+            f"{out} will take {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB left: make room there, or "
+            "name a folder on another disk."
+        )
+    quantize_model(args.model, out, wish, progress=sys.stderr.isatty())
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    print(f"{out}: {args.model} in {in_words(wish)}, {size / 1e6:,.1f} MB")
+
+
+def train(args: argparse.Namespace) -> None:
+    from .train import main
+
+    main(args.arguments)
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -361,13 +431,16 @@ def count(folder: Path) -> list[int]:
 
 def raised_here(error: Exception) -> bool:
     """Whether it comes from a `raise` in this package, and so is a sentence, and not from a call that failed."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return Path(last.filename).parent == Path(__file__).parent and last.line.startswith("raise ")
+    last = error.__traceback__
+    while last.tb_next:
+        last = last.tb_next
+    code = last.tb_frame.f_code
+    return Path(code.co_filename).parent == Path(__file__).parent and code.co_code[last.tb_lasti] == RAISE
 
 
 def explain(error: Exception) -> str | None:
     """The sentence for a mistake that the person at the keyboard can mend; None for a bug."""
-    if isinstance(error, (ValueError, OSError)) and raised_here(error):
+    if isinstance(error, (ValueError, OSError, MemoryError)) and raised_here(error):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
@@ -379,8 +452,11 @@ def explain(error: Exception) -> str | None:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = make_parser()
+    argv = sys.argv[1:] if argv is None else argv
     args, unknown = parser.parse_known_args(argv)
     command = getattr(args, "parser", parser)
+    if getattr(args, "run", None) is train:
+        args.arguments, unknown = argv[1:], []  # it reads them itself
     if unknown:
         hint = ": does the prompt need quotes?" if "prompt" in args and not unknown[0].startswith("-") else ""
         command.error(f"{' '.join(unknown)} is not understood{hint}")

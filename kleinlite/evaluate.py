@@ -1,11 +1,16 @@
 """How much of what was asked is in the picture? A judge, and the table it fills in.
 
-    python -m kleinlite.evaluate --model nano --count 200 --grid grid.png
+    python -m kleinlite.evaluate --model nano --count 300 --grid grid.png
+    python -m kleinlite.evaluate --edits --grid edits.png                 edits of held-out scenes
+    python -m kleinlite.evaluate --sweep notebooks/accuracy.json          accuracy against steps and guidance
     python -m kleinlite.evaluate --gallery notebooks/images/nano.png      the picture at the top of the README
 
 The judge works by drawing: it looks for the scene whose drawing comes closest to the picture, first the ground and sky,
 then the things, each tried in several places. It has learned nothing and so has seen no training picture. On clean
 drawings it must find at least 99 % of the attributes (tests/test_evaluate.py); captions are held-out ones.
+
+Of an edit it asks two things: was the asked change made, and was everything else kept? A model that copies its
+reference keeps everything and changes nothing, so that score stands beside the model's own.
 """
 
 from __future__ import annotations
@@ -13,9 +18,11 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import json
 import textwrap
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 from PIL import Image, ImageDraw
@@ -37,6 +44,7 @@ from .scenes import (
     draw,
     held_out,
     sample,
+    sample_edit,
 )
 
 SIZE = 96
@@ -117,19 +125,14 @@ def see_landscape(picture: mx.array, ground: Scene) -> Scene:
     kinds = SEA_THINGS if ground.ground == "sea" else LAND_THINGS
     bare, things = drawn(ground), []
     for side in SIDES:
-        best, least = None, 0.6  # the share of the error that a thing may leave unexplained
-        for kind, colours in kinds.items():
-            for colour in colours:
-                with_thing = drawn(replace(ground, things=(Thing(kind, colour, side),)))
-                change = with_thing - bare
-                where = (mx.abs(change).sum(axis=-1, keepdims=True) > 0.02).astype(mx.float32)
-                for shift in SHIFTS:
-                    moved, mask = mx.roll(change, shift, (0, 1)), mx.roll(where, shift, (0, 1))
-                    share = (((picture - bare - moved) ** 2) * mask).sum() / (((picture - bare) ** 2) * mask).sum()
-                    if share.item() < least:
-                        best, least = Thing(kind, colour, side), share.item()
-        if best is not None:
-            things.append(best)
+        candidates = [Thing(kind, colour, side) for kind, colours in kinds.items() for colour in colours]
+        change = mx.stack([drawn(replace(ground, things=(thing,))) - bare for thing in candidates])
+        moved = mx.stack([mx.roll(change, shift, (1, 2)) for shift in SHIFTS], axis=1)  # (things, shifts, H, W, 3)
+        where = (mx.abs(moved).sum(axis=-1, keepdims=True) > 0.02).astype(mx.float32)
+        error = lambda drawing, where=where: (((picture - drawing) ** 2) * where).sum(axis=(2, 3, 4))
+        share = error(bare + moved) / error(bare)  # (things, shifts)
+        if share.min().item() < 0.6:  # the share of the error that a thing may leave unexplained
+            things.append(candidates[share.argmin().item() // len(SHIFTS)])
     return replace(ground, things=tuple(things))
 
 
@@ -203,6 +206,31 @@ def held_out_captions(count: int, first: int = 20_000_000) -> list[tuple[Scene, 
             return found
 
 
+def facts(scene: Scene) -> Attributes:
+    """Everything that a scene shows, place by place."""
+    known = {f"{what} {t.place}": getattr(t, what) for t in scene.things for what in ("kind", "colour")}
+    for what in ("background", "sky", "ground", "sun_side"):
+        if getattr(scene, what) is not None:
+            known[what.replace("_", " ")] = getattr(scene, what)
+    return known
+
+
+def edited(seen: Scene, before: Scene, after: Scene) -> tuple[dict[str, bool], dict[str, bool]]:
+    """Of an edit from `before` to `after`, given what the result shows: which changes were made, what was kept."""
+    old, new, now = facts(before), facts(after), facts(seen)
+    made = {k: now.get(k) == new.get(k) for k in old.keys() | new.keys() if old.get(k) != new.get(k)}
+    kept = {k: now.get(k) == v for k, v in new.items() if old.get(k) == v}
+    kept |= dict.fromkeys(now.keys() - old.keys() - new.keys(), False)  # what came along unasked
+    return made, kept
+
+
+def held_out_edits(count: int, first: int = 20_000_000) -> list[tuple[tuple[Scene, ...], str, Scene]]:
+    """`count` edits of held-out scenes with held-out instructions, the same every time."""
+    edits = (sample_edit(seed) for seed in itertools.count(first))
+    fresh = (edit for edit in edits if held_out(f"{captions(edit[0][0])[-1]}: {edit[1]}"))
+    return list(itertools.islice(fresh, count))
+
+
 def tally(results: list[dict[str, bool]]) -> tuple[dict[str, float], float, float]:
     """Share right per kind of attribute, of all attributes, and of pictures with everything right."""
     right, total = Counter(), Counter()
@@ -239,30 +267,85 @@ def gallery(klein, path: str) -> None:
     sheet.save(path, optimize=True)
 
 
+def draw_captions(klein, count: int, steps: int | None = None, guidance: float | None = None) -> tuple[list, list]:
+    """Pictures of held-out captions, seeds 0, 1, …, and of each what is right: see `shown`."""
+    cases, pictures = held_out_captions(count), []
+    for i in tqdm(range(0, count, 20), desc="drawing", leave=False):
+        batch = [caption for _, caption in cases[i : i + 20]]
+        seeds = list(range(i, i + len(batch)))
+        pictures += klein(batch, seed=seeds, steps=steps, guidance=guidance, progress=False)
+    return pictures, [shown(judge(p), scene, asked(scene, caption)) for (scene, caption), p in zip(cases, pictures)]
+
+
+def report_captions(klein, options) -> list[Image.Image]:
+    pictures, results = draw_captions(klein, options.count, options.steps, options.guidance)
+    by_kind, attributes, whole = tally(results)
+    print(f"{options.model}, {options.count} held-out captions")
+    for what, share in sorted(by_kind.items()):
+        print(f"  {what:12} {100 * share:5.1f} %")
+    print(f"  {'all':12} {100 * attributes:5.1f} %\n  {'whole picture':12}{100 * whole:5.1f} %")
+    return pictures
+
+
+def report_edits(klein, options) -> list[Image.Image]:
+    """First references and results by turns, and a table; seeds 0, 1, …"""
+    cases, pictures = held_out_edits(options.count), []
+    rows = {"the model": ([], []), "copying": ([], [])}
+    for i, (before, text, after) in enumerate(tqdm(cases, desc="editing", leave=False)):
+        references = [draw(scene, SIZE) for scene in before]
+        result = klein(
+            text, images=references, seed=i, steps=options.steps, guidance=options.guidance, progress=False
+        )  # fmt: skip
+        pictures += [references[0], result]
+        for name, picture in (("the model", result), ("copying", references[0])):
+            made, kept = edited(judge(picture), before[0], after)
+            rows[name][0].append(made)
+            rows[name][1].append(kept)
+    print(f"{options.model}, {options.count} held-out edits   changes made   rest kept   everything right")
+    for name, (made, kept) in rows.items():
+        whole = sum(all(m.values()) and all(k.values()) for m, k in zip(made, kept)) / len(cases)
+        print(f"  {name:38} {100 * tally(made)[1]:8.1f} %  {100 * tally(kept)[1]:8.1f} %  {100 * whole:14.1f} %")
+    by_how = {}
+    for (_, text, _), made, kept in zip(cases, *rows["the model"]):
+        how = " ".join(text.split()[:2] if text.startswith(("make it", "make the background")) else text.split()[:1])
+        by_how.setdefault(how, []).append(all(made.values()) and all(kept.values()))
+    for how, right in sorted(by_how.items()):
+        print(f"    {how + ' …':36} {100 * sum(right) / len(right):38.1f} % of {len(right)}")
+    return pictures
+
+
+def sweep(path: Path, count: int) -> None:
+    """Accuracy of nano and nano-base against steps and guidance, as JSON for chapter 8's plot."""
+    from .pipeline import Klein
+
+    points = [("nano", steps, None) for steps in (1, 2, 3, 4, 6, 8)]
+    points += [("nano-base", steps, 3.0) for steps in (2, 4, 8, 12, 20, 30)]
+    points += [("nano-base", 20, guidance) for guidance in (1.0, 1.5, 2.0, 4.0, 6.0)]
+    models, rows = {name: Klein.from_pretrained(name) for name in ("nano", "nano-base")}, []
+    for model, steps, guidance in tqdm(points, desc="sweep"):
+        _, attributes, whole = tally(draw_captions(models[model], count, steps, guidance)[1])
+        rows.append({"model": model, "steps": steps, "guidance": guidance, "attributes": attributes, "whole": whole})
+    path.write_text(json.dumps({"captions": count, "points": rows}, indent=1) + "\n")
+
+
 def main(argv: list[str] | None = None) -> None:
     from .pipeline import Klein
 
     parser = argparse.ArgumentParser(description="Draw held-out captions and count what is right.")
     parser.add_argument("--model", default="nano")
-    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--guidance", type=float)
+    parser.add_argument("--edits", action="store_true", help="edit held-out scenes in place of drawing captions")
     parser.add_argument("--grid", help="write the pictures, side by side, to this PNG")
+    parser.add_argument("--sweep", type=Path, help="accuracy against steps and guidance of both models, into this JSON")
     parser.add_argument("--gallery", help="only draw the showcase prompts, into this PNG")
     options = parser.parse_args(argv)
     if options.gallery:
         return gallery(Klein.from_pretrained(options.model), options.gallery)
-    klein, cases, pictures = Klein.from_pretrained(options.model), held_out_captions(options.count), []
-    for i in tqdm(range(0, len(cases), 20), desc="drawing"):
-        batch = [caption for _, caption in cases[i : i + 20]]
-        seeds = list(range(i, i + len(batch)))
-        pictures += klein(batch, seed=seeds, steps=options.steps, guidance=options.guidance, progress=False)
-    results = [shown(judge(p), scene, asked(scene, caption)) for (scene, caption), p in zip(cases, pictures)]
-    by_kind, attributes, whole = tally(results)
-    print(f"{options.model}, {len(cases)} held-out captions")
-    for what, share in sorted(by_kind.items()):
-        print(f"  {what:12} {100 * share:5.1f} %")
-    print(f"  {'all':12} {100 * attributes:5.1f} %\n  {'whole picture':12}{100 * whole:5.1f} %")
+    if options.sweep:
+        return sweep(options.sweep, options.count)
+    pictures = (report_edits if options.edits else report_captions)(Klein.from_pretrained(options.model), options)
     if options.grid:
         contact_sheet(pictures).save(options.grid)
 

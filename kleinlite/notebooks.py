@@ -6,7 +6,8 @@
 Readers on the web see stored outputs, so they are committed; reviewers read diffs, so nothing in them may
 change on its own. Kept: text, tables, pictures (once, as PNG), and execution counts 1..n, which nbval
 insists on. Dropped: time stamps, editor settings, progress bars and warnings, live widgets (nothing without a
-kernel). Made the same everywhere: memory addresses, and the names of folders on this machine.
+kernel; the still picture beside one is kept). Made the same everywhere: memory addresses, and the names of folders
+on this machine.
 Cells marked `# NBVAL_SKIP` (the released weights) are not run: they keep the outputs of the Mac that did.
 """
 
@@ -57,12 +58,18 @@ def quiet(text: str | list[str]) -> list[str]:
     return text.splitlines(keepends=True)
 
 
+def sizes(output: dict, kept: dict) -> dict:
+    """How large a page shall show each picture; it may have more pixels than that."""
+    known = {mime: about for mime, about in output.get("metadata", {}).items() if mime in kept and "height" in about}
+    return {mime: {"width": about["width"], "height": about["height"]} for mime, about in known.items()}
+
+
 def clean_outputs(outputs: list[dict], count: int) -> list[dict]:
     """The outputs worth keeping."""
     kept: list[dict] = []
     for output in outputs:
         kind, data = output["output_type"], output.get("data", {})
-        if WIDGET in data or output.get("name") == "stderr":
+        if output.get("name") == "stderr" or (WIDGET in data and not {"image/png", "image/jpeg"} & data.keys()):
             continue
         if kind == "stream":
             lines = text_of(output["text"])
@@ -73,11 +80,11 @@ def clean_outputs(outputs: list[dict], count: int) -> list[dict]:
             trace = text_of(quiet("\n".join(output["traceback"]))).split("\n")
             kept.append({**output, "evalue": text_of(quiet(output["evalue"])), "traceback": trace})
         else:
-            if "image/png" in data:  # a PIL picture comes as PNG and as JPEG
-                data = {mime: value for mime, value in data.items() if mime != "image/jpeg"}
+            dropped = {WIDGET, "image/jpeg"} if "image/png" in data else {WIDGET}  # a PIL picture comes as both
+            data = {mime: value for mime, value in data.items() if mime not in dropped}
             data = {mime: quiet(value) if mime.startswith("text/") else value for mime, value in data.items()}
             number = {"execution_count": count} if kind == "execute_result" else {}
-            kept.append({"data": data, "metadata": {}, "output_type": kind, **number})
+            kept.append({"data": data, "metadata": sizes(output, data), "output_type": kind, **number})
     return kept
 
 

@@ -3,7 +3,7 @@
 We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
 a transformer that learns to paint them.
 
-Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 036656ad)
+Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 98c682da)
 """
 
 import math
@@ -31,18 +31,24 @@ __all__ = [
     "psnr",
     "initialise",
     "learning_rate",
+    "SHARE",
+    "from_first",
+    "read_run",
     "Run",
     "autoencoder_batch",
     "autoencoder_loss",
     "measure_latents",
+    "decoder_batch",
+    "decoder_loss",
     "QWEN_SPLIT",
     "train_tokenizer",
     "sentence",
     "text_batch",
     "text_encoder_loss",
-    "shifted_times",
     "encode_scenes",
+    "training_scenes",
     "encode_training_set",
+    "shifted_times",
     "FlowData",
     "flow_ids",
     "flow_loss",
@@ -89,35 +95,60 @@ def learning_rate(peak: float, steps: int, warmup: int = 100) -> Callable[[mx.ar
     return optim.join_schedules([optim.linear_schedule(peak / 100, peak, warmup), down], [warmup])
 
 
+SHARE = 72_000  # of several processes, number r takes the batches from step r · SHARE on: other ones, of the same kinds
+
+
+def from_first(tree):
+    """The first process's arrays, on every process that `mlx.launch` started; alone, the arrays themselves."""
+    rank, shared = mx.distributed.init().rank(), []
+    for name, a in sorted(tree_flatten(tree)):  # by name and one at a time: out of step, processes wait for ever
+        shared.append((name, mx.distributed.all_sum(a if rank == 0 else mx.zeros_like(a))))
+        mx.eval(shared)
+    return tree_unflatten(shared)
+
+
+def read_run(path: Path, expected: dict[str, mx.array]) -> tuple[dict, int]:
+    """The trees and the step in a run's file; ValueError if it was cut short or belongs to another network."""
+    try:
+        arrays, info = mx.load(str(path), return_metadata=True)
+    except RuntimeError:
+        raise ValueError(f"{path} is damaged or cut short: delete it, and its stage starts again.") from None
+    if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in expected.items()}:
+        raise ValueError(f"{path} holds another network than this one: delete it, or use another folder.")
+    return tree_unflatten(list(arrays.items())), int(info["step"])
+
+
 class Run:
-    """A training run that can be stopped at any time: weights, their moving average, optimizer and step in one file."""
+    """A training run that can be stopped at any time: weights, their moving average, optimizer and step in one file.
+
+    Under `mlx.launch` each process trains on batches of its own and the gradients are averaged: n processes make one
+    run with batches n times as large. The first one reads and writes the file; the others are told what is in it.
+    """
 
     def __init__(self, path: Path, model: nn.Module, optimizer: optim.Optimizer, decay: float = 0.999):
         self.path, self.model, self.optimizer, self.decay = Path(path), model, optimizer, decay
-        self.step = 0
+        self.group, self.step = mx.distributed.init(), 0
         optimizer.init(model.trainable_parameters())
         self.average = tree_map(lambda w: w + 0, model.trainable_parameters())
-        if self.path.exists():
-            arrays, info = mx.load(str(self.path), return_metadata=True)
-            part = lambda name: tree_unflatten(
-                [(k[len(name) + 1 :], v) for k, v in arrays.items() if k.startswith(name + ".")]
-            )
-            model.update(part("model"))
-            optimizer.state = part("optimizer")
-            self.average, self.step = part("average"), int(info["step"])
+        trees = self._trees()
+        if self.group.rank() == 0 and self.path.exists():
+            trees, self.step = read_run(self.path, dict(tree_flatten(trees)))
+        trees, self.step = from_first(trees), from_first(mx.array(self.step)).item()
+        model.update(trees["model"])
+        optimizer.state, self.average = trees["optimizer"], trees["average"]
+
+    def _trees(self) -> dict:
+        """Everything that a later start needs."""
+        weights = self.model.trainable_parameters()
+        return {"model": weights, "optimizer": self.optimizer.state, "average": self.average}
 
     def save(self) -> None:
         """Write the file in one move, so that a stop in the middle leaves the old one."""
-        parts = {
-            "model": self.model.trainable_parameters(),
-            "optimizer": self.optimizer.state,
-            "average": self.average,
-        }
-        arrays = {f"{name}.{k}": v for name, tree in parts.items() for k, v in tree_flatten(tree)}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".partial.safetensors")
-        mx.save_safetensors(str(partial), arrays, {"step": str(self.step)})
-        os.replace(partial, self.path)
+        if self.group.rank() == 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_suffix(".partial.safetensors")
+            mx.save_safetensors(str(partial), dict(tree_flatten(self._trees())), {"step": str(self.step)})
+            os.replace(partial, self.path)
 
     def steps(self, until: int, loss: Callable[..., mx.array], batches: Callable[[int], tuple]) -> Iterator[float]:
         """Train until step `until`, yielding each step's loss. `batches(step)` makes the arguments of `loss(model, …)`.
@@ -128,14 +159,14 @@ class Run:
         state = [self.model.state, self.optimizer.state]
 
         def update(batch):
-            value, grads = value_and_grad(*batch)
+            value, grads = nn.average_gradients(value_and_grad(*batch), self.group)  # over processes
             grads, _ = optim.clip_grad_norm(grads, 1.0)
             self.optimizer.update(self.model, grads)
             return value
 
         update = mx.compile(update, inputs=state, outputs=state)
         while self.step < until:
-            value = update(batches(self.step))
+            value = update(batches(self.step + SHARE * self.group.rank()))
             # A young average forgets faster: with a fixed decay it would remember the random start.
             decay = min(self.decay, (1 + self.step) / (10 + self.step))
             weights = self.model.trainable_parameters()
@@ -171,6 +202,19 @@ def measure_latents(model: Autoencoder, size: int, count: int = 512) -> None:
     mx.eval(means)
     z = pack(mx.concatenate(means))
     model.bn.running_mean, model.bn.running_var = z.mean(axis=(0, 1, 2)), z.var(axis=(0, 1, 2))
+
+
+def decoder_batch(model: Autoencoder, step: int, batch: int, size: int) -> tuple[mx.array, mx.array]:
+    """Whole fresh pictures and their latents, with a little noise, as the transformer's will have."""
+    x = pictures(range(step * batch, (step + 1) * batch), size)
+    z = model.encode(x)
+    return x, z + 0.02 * mx.random.normal(z.shape, key=mx.random.key(step))
+
+
+def decoder_loss(model: Autoencoder, pixels: mx.array, latents: mx.array) -> mx.array:
+    """What the decoder alone makes of latents: mostly squared error, which is what PSNR counts."""
+    error = model.decode(latents) - pixels
+    return 0.3 * mx.abs(error).mean() + 4 * (error * error).mean()
 
 
 QWEN_SPLIT = (
@@ -217,12 +261,6 @@ def text_encoder_loss(model: TextEncoder, ids: mx.array, mask: mx.array) -> mx.a
     return (loss * real).sum() / real.sum()
 
 
-def shifted_times(key: mx.array, b: int, shift: float = 6.0) -> mx.array:
-    """Noise levels to train at, (b,): uniform, then pushed towards 1, where few-step sampling spends its steps."""
-    u = mx.random.uniform(shape=(b,), key=key)
-    return shift * u / (1 + (shift - 1) * u)
-
-
 def encode_scenes(autoencoder: Autoencoder, scenes: list[Scene], size: int, progress=iter) -> mx.array:
     """Latents of drawn scenes, (count, n, 128), float16."""
     rows = []
@@ -233,22 +271,33 @@ def encode_scenes(autoencoder: Autoencoder, scenes: list[Scene], size: int, prog
     return mx.concatenate(rows)
 
 
-def encode_training_set(
-    autoencoder: Autoencoder, size: int, count: int, edits: int, progress=iter
-) -> dict[str, mx.array]:
-    """Everything the transformer trains on, encoded once.
+def training_scenes(count: int, edits: int) -> dict[str, list[Scene]]:
+    """Everything the transformer trains on.
 
     pictures: sample(0 … count-1). targets, first: result and first reference of sample_edit(0 … edits-1).
     second: second references, of those edits that have one, in the same order.
     """
     found = [sample_edit(seed) for seed in range(edits)]
-    lists = {
+    return {
         "pictures": [sample(seed) for seed in range(count)],
         "targets": [target for _, _, target in found],
         "first": [references[0] for references, _, _ in found],
         "second": [references[1] for references, _, _ in found if len(references) == 2],
     }
-    return {name: encode_scenes(autoencoder, scenes, size, progress) for name, scenes in lists.items()}
+
+
+def encode_training_set(
+    autoencoder: Autoencoder, size: int, count: int, edits: int, progress=iter
+) -> dict[str, mx.array]:
+    """The latents of `training_scenes`, by the same names: encoded once."""
+    scenes = training_scenes(count, edits)
+    return {name: encode_scenes(autoencoder, scenes[name], size, progress) for name in scenes}
+
+
+def shifted_times(key: mx.array, b: int, shift: float = 6.0) -> mx.array:
+    """Noise levels to train at, (b,): uniform, then pushed towards 1, where few-step sampling spends its steps."""
+    u = mx.random.uniform(shape=(b,), key=key)
+    return shift * u / (1 + (shift - 1) * u)
 
 
 class FlowData:
@@ -297,11 +346,12 @@ def flow_ids(grid: tuple[int, int], references: mx.array) -> mx.array:
 def flow_loss(
     model: Transformer, text_encoder: TextEncoder, grid: tuple[int, int],
     clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
+    shift: float = 6.0,
 ) -> mx.array:  # fmt: skip
     """Rectified flow: at x = (1 − t)·clean + t·noise the velocity to learn is noise − clean. References stay clean."""
     k_noise, k_time = mx.random.split(key)
     b, n, _ = clean.shape
-    t, eps = shifted_times(k_time, b), mx.random.normal(clean.shape, key=k_noise)
+    t, eps = shifted_times(k_time, b, shift), mx.random.normal(clean.shape, key=k_noise)
     x = (1 - t[:, None, None]) * clean + t[:, None, None] * eps
     txt = mx.stop_gradient(text_encoder(ids, mask))
     img = mx.concatenate([x, references], axis=1)

@@ -2,7 +2,7 @@
 
 We build the network that looks at a noisy picture and a prompt and says in which direction the picture lies.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 7ad0e790)
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal ce882b3a)
 """
 
 import math
@@ -190,14 +190,14 @@ class DoubleBlock(nn.Module):
         self.img_attn, self.img_mlp = StreamAttention(cfg.d, cfg.heads), mlp(cfg.d, cfg.d_mlp)
         self.txt_attn, self.txt_mlp = StreamAttention(cfg.d, cfg.heads), mlp(cfg.d, cfg.d_mlp)
 
-    def __call__(self, img, txt, img_mod, txt_mod, rope) -> tuple[mx.array, mx.array]:
+    def __call__(self, img, txt, img_mod, txt_mod, rope, attend=None) -> tuple[mx.array, mx.array]:
         i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = img_mod
         t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = txt_mod
         m = txt.shape[1]
         img_qkv = self.img_attn.heads(modulate(img, i_shift1, i_scale1))
         txt_qkv = self.txt_attn.heads(modulate(txt, t_shift1, t_scale1))
         joint = [mx.concatenate([t, i], axis=2) for t, i in zip(txt_qkv, img_qkv)]  # text first: (b, nh, m + n, hd)
-        y = roped_attention(*joint, rope)  # (b, m + n, d)
+        y = (attend or roped_attention)(*joint, rope)  # (b, m + n, d)
         img = img + i_gate1 * self.img_attn.proj(y[:, m:])
         txt = txt + t_gate1 * self.txt_attn.proj(y[:, :m])
         img = img + i_gate2 * chain(self.img_mlp, modulate(img, i_shift2, i_scale2))
@@ -215,11 +215,11 @@ class SingleBlock(nn.Module):
         self.norm, self.act = QKNorm(cfg.hd), SwiGLU()
         self._nh = cfg.heads
 
-    def __call__(self, x: mx.array, mod: list[mx.array], rope) -> mx.array:
+    def __call__(self, x: mx.array, mod: list[mx.array], rope, attend=None) -> mx.array:
         shift, scale, gate = mod
         qkv, up = mx.split(self.linear1(modulate(x, shift, scale)), [3 * x.shape[-1]], axis=-1)
         q, k, v = split_heads(qkv, 3, self._nh)
-        y = roped_attention(*self.norm(q, k), v, rope)
+        y = (attend or roped_attention)(*self.norm(q, k), v, rope)
         return x + gate * self.linear2(mx.concatenate([y, self.act(up)], axis=-1))
 
 
@@ -255,10 +255,11 @@ class Transformer(nn.Module):
         """The rotation table of the joint sequence, text first. It does not depend on t: compute once per picture."""
         return rope_table(mx.concatenate([txt_ids, img_ids], axis=-2), self._cfg.axes, self._cfg.theta)
 
-    def __call__(self, img, txt, t, img_ids=None, txt_ids=None, *, rope=None) -> mx.array:
+    def __call__(self, img, txt, t, img_ids=None, txt_ids=None, *, rope=None, attend=None) -> mx.array:
         """img (b, n, 128), txt (b, m, d_text), t in [0, 1] as a number or (b,), ids (n, 4) and (m, 4) → (b, n, 128)
 
-        `rope`, from `Transformer.rope`, replaces the ids. Reference tokens stand at the end of img.
+        `rope`, from `Transformer.rope`, replaces the ids. Reference tokens stand at the end of img. `attend` replaces
+        `roped_attention` in all blocks, one after the other: chapter 9 uses it to look things up in a cache.
         """
         rope = rope or self.rope(img_ids, txt_ids)
         t = mx.broadcast_to(mx.array(t, dtype=mx.float32), (img.shape[0],))
@@ -266,8 +267,8 @@ class Transformer(nn.Module):
         img_mod, txt_mod = self.double_stream_modulation_img(vec), self.double_stream_modulation_txt(vec)
         img, txt = self.img_in(img), self.txt_in(txt)
         for block in self.double_blocks:
-            img, txt = block(img, txt, img_mod, txt_mod, rope)
+            img, txt = block(img, txt, img_mod, txt_mod, rope, attend)
         x, mod = mx.concatenate([txt, img], axis=1), self.single_stream_modulation(vec)  # (b, m + n, d)
         for block in self.single_blocks:
-            x = block(x, mod, rope)
+            x = block(x, mod, rope, attend)
         return self.final_layer(x[:, txt.shape[1] :], vec)

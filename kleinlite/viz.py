@@ -6,11 +6,12 @@ Figures are small, on white (they must be legible on a dark page too), and have 
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import mlx.core as mx
-from IPython.display import Image as JPEG, display
+from IPython.display import Image as Picture, display
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import NullLocator
 from PIL import Image
@@ -44,14 +45,31 @@ def as_image(x: mx.array | Image.Image):
     return (mx.clip(x / 2 + 0.5, 0, 1) if x.ndim == 3 else x).tolist()
 
 
-def finish() -> None:
-    """Lay out and show the figure."""
-    plt.tight_layout()
-    plt.show()
+def light(picture: Image.Image) -> tuple[bytes, str]:
+    """A file small enough to be committed with its notebook: a photo's JPEG or a plot's PNG of 256 colours; which."""
+    file, picture = io.BytesIO(), picture.convert("RGB")
+    if picture.getcolors(4096) is None:  # more than that: plots have one or two thousand, by their soft edges
+        picture.save(file, "JPEG", quality=75, optimize=True)
+        return file.getvalue(), "jpeg"
+    few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(file, "PNG", optimize=True)
+    return file.getvalue(), "png"
+
+
+def finish(dots: int = 160, sharper: float = 2) -> None:
+    """Show the figure, in more pixels than its place on the page has: good screens need twice as many."""
+    drawn = io.BytesIO()
+    plt.savefig(drawn, dpi=dots, bbox_inches="tight")
+    plt.close()
+    picture = Image.open(drawn)
+    width, height = (round(side / sharper) for side in picture.size)
+    file, kind = light(picture)
+    display(Picture(file, format=kind, width=width, height=height))
 
 
 def show(images: Sequence, titles: Sequence[str] = (), columns: int = 6, scale: float = 1.25) -> None:
     """Pictures side by side: PIL, or arrays (H, W, 3) in [-1, 1]."""
+    titles = ["\n".join(textwrap.fill(line, int(17 * scale)) for line in title.split("\n")) for title in titles]
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
     words = max((0.1 + 0.15 * (title.count("\n") + 1) for title in titles), default=0)  # inches above each row
@@ -63,10 +81,23 @@ def show(images: Sequence, titles: Sequence[str] = (), columns: int = 6, scale: 
         if i < len(titles):
             axes.flat[i].set_title(titles[i], fontsize=8)
     plt.tight_layout()
-    jpeg = io.BytesIO()  # a quarter of a PNG's bytes for pictures, and notebooks are committed with theirs
-    plt.savefig(jpeg, format="jpeg", dpi=100, pil_kwargs={"quality": 90})
-    plt.close()
-    display(JPEG(jpeg.getvalue(), format="jpeg"))
+    finish(dots=150, sharper=1.5)
+
+
+def rows(pictures: dict[str, Sequence[Image.Image]], scale: float = 0.8) -> None:
+    """Rows of pictures, each with its name to the left."""
+    columns = max(len(row) for row in pictures.values())
+    words = 1.4  # inches
+    size = (scale * columns + words, scale * len(pictures))
+    figure, axes = plt.subplots(len(pictures), columns, figsize=size, squeeze=False)
+    for line, (name, row) in zip(axes, pictures.items()):
+        for ax in line:
+            ax.axis("off")
+        for ax, picture in zip(line, row):
+            ax.imshow(as_image(picture))
+        line[0].text(-0.08, 0.5, name, ha="right", va="center", fontsize=8, transform=line[0].transAxes)
+    figure.subplots_adjust(left=words / size[0], right=1, bottom=0, top=1, wspace=0.04, hspace=0.04)
+    finish(dots=120, sharper=1.2)  # 0.8 inches are the 96 pixels of a nano picture
 
 
 def maps(
@@ -89,7 +120,7 @@ def maps(
         if i < len(titles):
             axes.flat[i].set_title(titles[i], fontsize=8)
     fig.colorbar(shown, ax=axes, label=label, shrink=0.9)
-    plt.show()
+    finish()
 
 
 def channels(latents: mx.array, columns: int = 16) -> None:
@@ -103,7 +134,7 @@ def channels(latents: mx.array, columns: int = 16) -> None:
             ax.imshow(latents[..., i].tolist(), cmap="gray", interpolation="nearest")
             ax.set_title(str(i), fontsize=5, pad=1)
     plt.subplots_adjust(wspace=0.08, hspace=0.3, left=0, right=1, bottom=0, top=0.95)
-    plt.show()
+    finish()
 
 
 def lines(
@@ -120,7 +151,8 @@ def lines(
         ax.xaxis.set_minor_locator(NullLocator())
     ax.grid(alpha=0.25)
     if len(series) > 1:
-        ax.legend(frameon=False, fontsize=8)
+        ax.legend(fontsize=8, framealpha=0.85, edgecolor="none")  # readable where it lies over a curve
+    plt.tight_layout()
     finish()
 
 
@@ -131,6 +163,7 @@ def bars(names: Sequence[str], values: Sequence[float], xlabel: str) -> None:
     ax.bar_label(shown, fmt="{:,.4g}", fontsize=7, padding=2)
     ax.invert_yaxis()
     ax.set_xlabel(xlabel)
+    plt.tight_layout()
     finish()
 
 
@@ -144,6 +177,7 @@ def points(clouds: dict[str, mx.array], paths: mx.array | None = None, limit: fl
         ax.scatter(xy[:, 0].tolist(), xy[:, 1].tolist(), s=4, label=name, alpha=0.7)
     ax.set(xlim=(-limit, limit), ylim=(-limit, limit), xlabel="x", ylabel="y", aspect="equal")
     ax.legend(frameon=False, fontsize=8, markerscale=2, loc="upper right")
+    plt.tight_layout()
     finish()
 
 
@@ -175,4 +209,4 @@ def strip(mark: str = "") -> None:
         if i:
             ax.annotate("", (i + 0.06, 0.53), (i - 0.16, 0.53), arrowprops={"arrowstyle": "->", "color": "#555"})
     plt.subplots_adjust(0, 0, 1, 1)
-    plt.show()
+    finish()

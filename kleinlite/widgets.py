@@ -31,12 +31,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from . import transformer
+from .checkpoints import ModelInfo
 from .cpu import softmax
 from .pipeline import Klein, Step, prepare_reference, to_images, to_pixels
 from .position_ids import apply_rope, image_ids, rope_table
 from .sampling import empirical_mu, schedule
 from .text_encoder import TEMPLATE
-from .viz import as_image
+from .viz import as_image, light
 
 __all__ = ["playground", "schedule_explorer", "rope_explorer", "attention_viewer", "latent_explorer"]
 
@@ -54,6 +55,8 @@ STYLE = """<style>
 .kleinlite-fields > .widget-inline-hbox { flex-direction: column; align-items: stretch; height: auto; }
 .kleinlite-fields .widget-label { height: 20px; margin: 0; text-align: left; font-size: 12px; line-height: 20px;
   color: var(--jp-ui-font-color2, #555); }
+.kleinlite-drop { padding: 0 10px; border: 1px dashed var(--jp-border-color0, #999); border-radius: 3px;
+  font-size: 12px; line-height: 26px; color: var(--jp-ui-font-color2, #555); }
 .kleinlite-wrong { color: var(--jp-error-color1, #c62828); font-weight: 600; }
 .kleinlite-stage { flex-flow: row wrap; align-items: flex-start; gap: 16px; }
 .kleinlite-side { flex: 1 1 280px; gap: 12px; }
@@ -71,6 +74,19 @@ STYLE = """<style>
 </style>"""
 
 
+PROMPT = "a red circle above a blue square"
+
+# ipywidgets has no field for files to be dropped on. This one takes the dropped files for those that the upload button
+# beside it would have asked for: its click opens a dialog through an input, whose click is another one meanwhile.
+DROP = """event.preventDefault(); event.stopPropagation();
+const files = event.dataTransfer.files, asked = HTMLInputElement.prototype.click;
+HTMLInputElement.prototype.click = function () { this.files = files; this.dispatchEvent(new Event('change')); };
+try { this.closest('.kleinlite').querySelector('.widget-upload').click(); }
+finally { HTMLInputElement.prototype.click = asked; }"""
+ON = f'ondragover="event.preventDefault()" ondrop="{escape(DROP)}"'
+FIELD = f'<div class="kleinlite-drop" {ON}>or drop it here</div>'
+
+
 class Panel(ipw.VBox):
     """Controls and what they make. `parts` has them by name; `still` is the PNG for where no widget can live."""
 
@@ -83,16 +99,21 @@ class Panel(ipw.VBox):
     def still(self) -> bytes:
         return self.parts.picture.value
 
-    def _repr_mimebundle_(self, **kwargs) -> dict:
-        live = super()._repr_mimebundle_(**kwargs)
+    def _repr_mimebundle_(self, **kwargs) -> tuple[dict, dict]:
+        live, still = super()._repr_mimebundle_(**kwargs), Image.open(io.BytesIO(self.still))
+        (file, kind), size = light(still), {"width": still.width // 2, "height": still.height // 2}
         words = "Something to play with: run this cell in JupyterLab."
-        return {**live, "text/plain": words, "image/png": base64.b64encode(self.still).decode()}
+        picture = {"text/plain": words, f"image/{kind}": base64.b64encode(file).decode()}
+        return live | picture, {f"image/{kind}": size}
 
 
 def png(picture: Image.Image | Figure) -> bytes:
-    """A picture or a figure as a PNG file's bytes."""
+    """A picture, or a figure with twice the pixels of its place (see `viz.finish`), as a PNG file's bytes."""
     file = io.BytesIO()
-    picture.savefig(file, format="png") if isinstance(picture, Figure) else picture.save(file, "PNG")
+    if isinstance(picture, Figure):
+        picture.savefig(file, dpi=2 * picture.dpi)
+    else:
+        picture.save(file, "PNG")
     return file.getvalue()
 
 
@@ -160,6 +181,50 @@ def work() -> None:
 threading.Thread(target=work, name="kleinlite", daemon=True).start()
 
 
+def fields(info: ModelInfo) -> dict[str, ipw.Widget]:
+    """All that a playground consists of, by name."""
+    wide = lambda pixels, kind, *value, **traits: kind(*value, layout={"width": f"{pixels}px"}, **traits)
+    empty = png(Image.new("RGB", (info.size, info.size), "#e6e9f2"))
+    return {
+        "prompt": ipw.Text(PROMPT, placeholder="What shall be drawn?", layout={"flex": "1 1 300px", "width": "auto"}),
+        "draw": wide(96, ipw.Button, description="Draw", icon="paint-brush", button_style="primary"),
+        "stop": wide(84, ipw.Button, description="Stop", icon="stop", disabled=True),
+        "width": wide(76, ipw.IntText, info.size, step=16, description="width"),
+        "height": wide(76, ipw.IntText, info.size, step=16, description="height"),
+        "steps": wide(76, ipw.IntText, info.steps, description="steps"),
+        "guidance": wide(76, ipw.FloatText, info.guidance, step=0.5, description="guidance"),
+        "seed": wide(116, ipw.IntText, 7, description="seed"),
+        "dice": wide(36, ipw.Button, icon="random", tooltip="another seed"),
+        "upload": wide(136, ipw.FileUpload, accept="image/*", multiple=True, description="Reference"),
+        "drop": ipw.HTML(FIELD),
+        "references": row(),
+        "clear": wide(36, ipw.Button, icon="times", tooltip="no reference"),
+        "picture": wide(336, ipw.Image, value=empty),
+        "progress": ipw.IntProgress(layout={"width": "auto"}),
+        "says": ipw.HTML(),
+        "gallery": row(kinds=["gallery"]),
+        "call": ipw.HTML(),
+    }
+
+
+def uploaded(files: tuple[dict, ...]) -> list[Image.Image]:
+    """What the upload field holds, as pictures."""
+    pictures = []
+    for file in files:
+        try:
+            pictures.append(Image.open(io.BytesIO(file["content"])).convert("RGB"))
+        except OSError:
+            raise ValueError(f"{file['name']} is not a picture, or one of a kind that cannot be read.") from None
+    return pictures
+
+
+def copyable(code: str) -> str:
+    """Code in a box, with a button that copies it."""
+    copy = "navigator.clipboard.writeText(this.nextSibling.innerText).then(() => this.innerText = 'copied')"
+    lines = f'<button onclick="{escape(copy)}">copy</button><code>{escape(code)}</code>'
+    return f'<div class="kleinlite-call">{lines}</div>'
+
+
 class Playground(Panel):
     """Fields for a wish, the picture as it comes, and those before. Draws in a thread, so that Stop can be heard."""
 
@@ -168,31 +233,11 @@ class Playground(Panel):
         self.film, self.code, info = [], "", klein.info
         # Weights are read when first used, and MLX lets no thread finish what another began. So read them here.
         mx.eval([part.parameters() for part in (klein.text_encoder, klein.transformer, klein.autoencoder)])
-        wide = lambda pixels, kind, *value, **traits: kind(*value, layout={"width": f"{pixels}px"}, **traits)
-        parts = {
-            "prompt": ipw.Text("a red circle above a blue square", placeholder="What shall be drawn?"),
-            "draw": wide(96, ipw.Button, description="Draw", icon="paint-brush", button_style="primary"),
-            "stop": wide(84, ipw.Button, description="Stop", icon="stop", disabled=True),
-            "width": wide(76, ipw.IntText, info.size, step=16, description="width"),
-            "height": wide(76, ipw.IntText, info.size, step=16, description="height"),
-            "steps": wide(76, ipw.IntText, info.steps, description="steps"),
-            "guidance": wide(76, ipw.FloatText, info.guidance, step=0.5, description="guidance"),
-            "seed": wide(116, ipw.IntText, 7, description="seed"),
-            "dice": wide(36, ipw.Button, icon="random", tooltip="another seed"),
-            "upload": wide(136, ipw.FileUpload, accept="image/*", multiple=True, description="Reference"),
-            "references": row(),
-            "clear": wide(36, ipw.Button, icon="times", tooltip="no reference"),
-            "picture": wide(336, ipw.Image, value=png(Image.new("RGB", (info.size, info.size), "#e6e9f2"))),
-            "progress": ipw.IntProgress(layout={"width": "auto"}),
-            "says": ipw.HTML(),
-            "gallery": row(kinds=["gallery"]),
-            "call": ipw.HTML(),
-        }  # fmt: skip
-        parts["prompt"].layout.flex, parts["prompt"].layout.width = "1 1 300px", "auto"
+        parts = fields(info)
         hidden = {"guidance"} if info.distilled else set()
         pick = lambda names: [parts[name] for name in names.split() if name not in hidden]
-        fields = pick("width height steps guidance seed dice upload references")
-        rows = [row(*pick("prompt draw stop")), row(*fields, kinds=["row", "fields"]), *pick("progress says")]
+        numbers = pick("width height steps guidance seed dice upload drop references")
+        rows = [row(*pick("prompt draw stop")), row(*numbers, kinds=["row", "fields"]), *pick("progress says")]
         side = ipw.VBox(pick("gallery call")).add_class("kleinlite-side")
         super().__init__([*rows, row(parts["picture"], side, kinds=["stage"])], **parts)
         parts["draw"].on_click(self.generate)
@@ -211,21 +256,11 @@ class Playground(Panel):
     def say(self, text: str, kind: str = "fine") -> None:
         self.parts.says.value = f'<div role="status" class="kleinlite-{kind}">{escape(text)}</div>'
 
-    def references(self) -> list[Image.Image]:
-        """The uploaded pictures."""
-        pictures = []
-        for file in self.parts.upload.value:
-            try:
-                pictures.append(Image.open(io.BytesIO(file["content"])).convert("RGB"))
-            except OSError:
-                raise ValueError(f"{file['name']} is not a picture, or one of a kind that cannot be read.") from None
-        return pictures
-
     def refer(self, _=None) -> None:
         """Show the references small, and let the first one decide the size."""
         parts, size, pictures = self.parts, self.klein.info.size, []
         try:
-            pictures = self.references()
+            pictures = uploaded(parts.upload.value)
             sizes = [prepare_reference(picture).size for picture in pictures]
             parts.width.value, parts.height.value = [*sizes, (size, size)][0]
             self.say("")
@@ -239,9 +274,9 @@ class Playground(Panel):
         parts, info = self.parts, self.klein.info
         if not self.idle.is_set():
             return
-        fields = ["prompt", "width", "height", "steps", *([] if info.distilled else ["guidance"]), "seed"]
+        asked = ["prompt", "width", "height", "steps", *([] if info.distilled else ["guidance"]), "seed"]
         try:
-            wish = {name: getattr(parts, name).value for name in fields} | {"images": self.references()}
+            wish = {name: getattr(parts, name).value for name in asked} | {"images": uploaded(parts.upload.value)}
             steps = self.klein.stream(**wish, progress=False)
         except ValueError as error:
             return self.say(str(error), "wrong")
@@ -277,9 +312,7 @@ class Playground(Panel):
 
     def tell(self, code: str) -> None:
         """Show the lines that draw the picture."""
-        copy = "navigator.clipboard.writeText(this.nextSibling.innerText).then(() => this.innerText = 'copied')"
-        lines = f'<button onclick="{escape(copy)}">copy</button><code>{escape(code)}</code>'
-        self.code, self.parts.call.value = code, f'<div class="kleinlite-call">{lines}</div>'
+        self.code, self.parts.call.value = code, copyable(code)
 
     def keep(self, picture: Image.Image, words: str, code: str) -> None:
         """Show a finished picture with what made it, and put it into the gallery to come back to."""
@@ -300,7 +333,8 @@ class Playground(Panel):
         if not self.film:
             return super().still
         picks = sorted({round(i * (len(self.film) - 1) / 5) for i in range(6)})
-        figure = Figure(figsize=(1.5 * len(picks), 1.75), layout="constrained")
+        width, height = self.film[0][1].size
+        figure = Figure(figsize=(1.5 * len(picks), 1.5 * height / width + 0.2), layout="constrained")
         titles = {f"step {i + 1}, t = {self.film[i][0]:.2f}": self.film[i][1] for i in picks}
         show_all(figure.subplots(1, len(picks), squeeze=False)[0], titles)
         return png(figure)
@@ -319,7 +353,9 @@ def explorer(draw: Callable[..., Figure], **controls: ipw.Widget) -> Panel:
     picture = ipw.Image()
 
     def redraw(_=None):
-        picture.value = png(draw(**{name: control.value for name, control in controls.items()}))
+        figure = draw(**{name: control.value for name, control in controls.items()})
+        picture.layout.width = f"{figure.get_figwidth() * figure.dpi:.0f}px"
+        picture.value = png(figure)
 
     for name, control in controls.items():
         control.description = name

@@ -14,6 +14,7 @@ import base64
 import contextlib
 import functools
 import http.server
+import importlib.util
 import json
 import os
 import shutil
@@ -41,12 +42,13 @@ def executable() -> str | None:
 
 
 def reason_to_skip() -> str | None:
-    """Why tests in a browser cannot run here, if they cannot."""
-    try:
-        import websocket  # noqa: F401
-    except ImportError:
-        return "websocket-client is not installed: pip install -e '.[book]' brings it (with JupyterLab)"
-    return None if executable() else "no Chromium found: apt install chromium, or set CHROMIUM to its path"
+    """Why tests in a browser cannot run here, if they cannot. With KLEINLITE_BROWSER=required that is an error."""
+    reason = None if executable() else "no Chromium found: apt install chromium, or set CHROMIUM to its path"
+    if not importlib.util.find_spec("websocket"):
+        reason = "websocket-client is not installed: pip install -e '.[book]' brings it (with JupyterLab)"
+    if reason and os.environ.get("KLEINLITE_BROWSER") == "required":
+        raise RuntimeError(f"The tests in a browser must run here, but {reason}.")
+    return reason
 
 
 class Page:

@@ -258,11 +258,23 @@ def test_pictures_are_there_once_and_have_words(make):
     assert "![" not in text and "Figure" not in text and "IPython" not in text
 
 
+def test_a_picture_is_as_large_as_its_notebook_says(make):
+    """It may have more pixels than its place on the page: good screens show them all."""
+    sharp = shown(image_png=PIXEL) | {"metadata": {"image/png": {"width": 40, "height": 10}}}
+    photo = shown(image_jpeg="JPEG") | {"metadata": {"image/jpeg": {"width": 20, "height": 10}}}
+    text, _ = make(cell("x", sharp, photo))
+    assert 'width="40" height="10" class="wide" src="data:image/png' in text
+    assert 'width="20" height="10" src="data:image/jpeg' in text
+
+
 def test_a_widget_beside_a_picture_is_dropped(make):
     widget = shown(**{book.WIDGET: {"model_id": "f00"}, "text/plain": "IntSlider()"})
     assert "play" not in make(cell("x", widget, shown(image_png=PIXEL)))[0]
     text, _ = make(cell("x", widget))
     assert "open the notebook" in text and "IntSlider" not in text
+    both = shown(**{book.WIDGET: {"model_id": "f00"}, "image/png": PIXEL, "text/plain": "Panel()"})
+    text, _ = make(cell("x", both, alt="A still picture"))  # saved by JupyterLab, not cleaned yet
+    assert 'alt="A still picture"' in text and PIXEL in text and not re.search("open the notebook|Panel", text)
 
 
 def test_code_that_would_confuse_markdown_or_mdbook(make):

@@ -121,8 +121,10 @@ def masks(b: int, nh: int, s: int) -> dict[str, mx.array | None]:
 
 @pytest.mark.parametrize("nkv", [6, 2, 1])
 @pytest.mark.parametrize("mask", masks(1, 1, 5))
-def test_attention(mask, nkv):
+@pytest.mark.parametrize("rows", [11, 4, 1])  # queries at a time
+def test_attention(mask, nkv, rows, monkeypatch):
     b, nh, s, hd = 2, 6, 11, 8
+    monkeypatch.setattr(cpu, "SCORES", rows * 4 * b * nh * s)
     mask = masks(b, nh, s)[mask]
     q, k, v = normal(b, nh, s, hd), normal(b, nkv, s, hd, seed=1), normal(b, nkv, s, hd, seed=2)
 
@@ -142,6 +144,36 @@ def test_attention_with_heads_behind_the_tokens():
     q, k, v = (normal(2, 9, heads, 4, seed=i).swapaxes(1, 2) for i, heads in enumerate((4, 2, 2)))
     theirs = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.5, mask=None)
     assert close(cpu.attention(q, k, v, 0.5), theirs)
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 30, 8), (2, 33, 17, 8), (1, 3, 5, 8)])
+@pytest.mark.parametrize("k, stride, padding", [(3, 1, 1), (3, 2, 0), (3, 1, 0), (1, 1, 0), (5, 2, 2)])
+@pytest.mark.parametrize("strip", [1, 20_000, 2**23])  # single rows, some rows, everything at once
+def test_conv2d(shape, k, stride, padding, strip, monkeypatch):
+    monkeypatch.setattr(cpu, "STRIP", strip)
+    if k > min(shape[1:3]) + 2 * padding:
+        return
+    x, w = normal(*shape), normal(6, k, k, 8, seed=1)
+    assert close(cpu.conv2d(x, w, stride, padding), mx.conv2d(x, w, stride, padding))
+
+
+@linux
+def test_conv2d_takes_little_memory(monkeypatch):
+    """The picture with its border, the result twice (in strips, joined) and some strips: not nine times the picture."""
+    monkeypatch.setattr(cpu, "STRIP", 2**18)
+    x, w = normal(1, 256, 256, 32), normal(32, 3, 3, 32, seed=1)
+    peaks = []
+    for f in (cpu.conv2d, mx.conv2d):
+        mx.eval(x, w)
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(f(x, w, 1, 1))
+        peaks.append(mx.get_peak_memory() - before)
+    assert peaks[0] < 5 * x.nbytes < 9 * x.nbytes < peaks[1]
 
 
 # ---------------------------------------------------------------- the matrix product

@@ -5,15 +5,17 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from PIL import Image, PngImagePlugin
-from test_cli import PROMPT, in_a_process, run, save_tiny
+from stand_in_hub import Repository, released
+from test_cli import PROMPT, run, save_tiny
 
 from kleinlite import pipeline
-from kleinlite.checkpoints import HUB
+from kleinlite.hub import MODELS
 
 MADE = {"model": "nano", "prompt": PROMPT, "seed": 1, "steps": 4, "guidance": 1.0}
 MADE |= {"negative_prompt": "", "width": 64, "height": 64, "references": 0}
@@ -75,6 +77,9 @@ TYPED = {
     "--model 4b --size 500x500": "multiple of 16",  # before 16 GB are fetched
     "--model nowhere": "'nowhere' nano 4b folder",
     "--model no/such/folder": "'no/such/folder' nano 4b folder",
+    "--quantize 7": "quantize 3, 4, 5, 6, 8 7",
+    "--quantize some": "quantize mxfp4 'some'",
+    "--quantize": "--quantize expected",
     "--frobnicate": "--frobnicate not understood --help",
     "--step 4": "--step not understood --help",
     "blue": "blue not understood quotes",
@@ -162,6 +167,18 @@ def test_a_model_too_large_for_the_memory(tiny, refused, monkeypatch):
     refused("not enough memory smaller --size", "generate", PROMPT, "--model", tiny)
 
 
+def test_a_model_that_cannot_fit(tiny, hub, refused, monkeypatch):
+    monkeypatch.setattr(pipeline, "machine_memory", lambda: (10**5, 10**5))
+    refused("takes GB of memory the machine has 0.0 GB", "generate", PROMPT, "--model", tiny)
+    monkeypatch.setattr(pipeline, "machine_memory", lambda: (8 * 10**9, 6 * 10**9))
+    options = "--model", "4b", "--size", "512x512"
+    refused("takes 9. GB of memory has 8.0 GB with quantize=8", "generate", PROMPT, *options)
+    monkeypatch.setattr(pipeline, "machine_memory", lambda: (10**9, 10**9))
+    refused("takes 9. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options)
+    refused("takes 5. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options, "--quantize", 8)
+    assert hub.requests == []  # 16 GB later would be late
+
+
 # ---------------------------------------------------------------- pictures
 
 
@@ -214,6 +231,7 @@ def test_a_picture_that_says_nothing(tiny, refused):
         '{"prompt": "x"}',
         json.dumps(MADE | {"steps": "4"}),
         json.dumps(MADE | {"prompt": None}),
+        json.dumps(MADE | {"quantize": [4]}),
     ],
 )
 def test_a_picture_that_says_nonsense(said, tiny, refused):
@@ -229,6 +247,7 @@ def test_like_with_what_no_longer_works(tiny, refused):
         ("steps", 0): "steps at least 1",
         ("guidance", 3.0): "distilled guidance",
         ("prompt", "a " * 100): "tokens shorten",
+        ("quantize", 7): "quantize 3, 4 7",
         ("model", "gone"): "'gone' nano folder",
     }.items():
         remember("x.png", json.dumps(MADE | {"model": str(tiny)} | dict([change])))
@@ -352,14 +371,15 @@ def test_weights_of_an_unknown_type(unusable, tiny):
 def test_missing_extra_and_misshapen_tensors(part, unusable, tiny):
     path = tiny / part / WEIGHTS[part]
     keep = path.read_bytes()
-    gone = sorted(mx.load(str(path)))[-1]
+    gone = next(name for name in sorted(mx.load(str(path))) if name.endswith("weight"))
     change(path, lambda tensors: tensors.pop(gone))
     unusable(f"do not fit 1 missing: {gone} another model")
     path.write_bytes(keep)
     change(path, lambda tensors: tensors.update({"stray.weight": mx.zeros(3)}))
     unusable("do not fit 1 not expected: stray.weight another model")
     path.write_bytes(keep)
-    odd = next(k for k, w in mx.load(str(path)).items() if w.ndim == 1 and w.size > 1 and "norm_out" not in k)
+    tensors = sorted(mx.load(str(path)).items())
+    odd = next(k for k, w in tensors if w.ndim == 1 and w.size > 1 and "norm_out" not in k)
     change(path, lambda tensors: tensors.update({odd: tensors[odd][:-1]}))
     unusable(f"do not fit 1 of the wrong shape: {odd} expected another model")
 
@@ -415,57 +435,104 @@ def test_more_parts_of_different_models(unusable, tiny):
 
 # ---------------------------------------------------------------- the hub
 
-
-def test_no_network(tmp_path):
-    code = "import sys\nfrom kleinlite.cli import main\nsys.exit(main(sys.argv[1:]))"
-    cache = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
-    end = in_a_process(code, "generate", PROMPT, "--model", "4b", "-o", tmp_path / "x.png", **cache)
-    assert end.returncode == 2 and end.stdout == "" and len(end.stderr.splitlines()) == 1
-    for words in (HUB["4b"], "is not on this machine", "unset HF_HUB_OFFLINE", "nano"):
-        assert words in end.stderr
-    assert not (tmp_path / "x.png").exists()
+REPO = MODELS["4b"].repo
 
 
-def answer(kind: str) -> Exception:
-    """An error of the hub's, without the reply that it would carry."""
-    errors = pytest.importorskip("huggingface_hub.errors")
-    made = getattr(errors, kind)
-    error = made.__new__(made)
-    error.args = ("401 Client Error.\n\nMore about it on https://huggingface.co (Request ID: 1).",)
-    return error
+def test_offline(hub, refused):
+    refused(f"{REPO} is not on this machine without the offline nano", "generate", PROMPT, "--model", "4b", "--offline")
+    refused(f"{REPO} is not on this machine", "quantize", "4b", "out", "--bits", "4", "--offline")
+    assert hub.requests == []
 
 
-@pytest.mark.parametrize(
-    "model, kind, words",
-    [
-        ("9b", "GatedRepoError", f"{HUB['9b']} gated: accept https://huggingface.co/{HUB['9b']} `hf auth login`"),
-        ("some/body", "RepositoryNotFoundError", "no folder some/body hub private `hf auth login`"),
-        ("some/body", "HFValidationError", "no folder some/body hub check the name"),
-        ("4b", "HfHubHTTPError", f"{HUB['4b']} could not be fetched network nano"),
-        ("4b", "LocalEntryNotFoundError", f"{HUB['4b']} could not be fetched network nano"),
-    ],
-)
-def test_what_the_hub_answers(model, kind, words, refused, monkeypatch):
-    def refuse(*_, **__):
-        raise answer(kind)
-
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
-    refused(words, "generate", PROMPT, "--model", model)
+def test_offline_by_the_environment(hub, refused, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    refused(f"{REPO} is not on this machine unset HF_HUB_OFFLINE", "generate", PROMPT, "--model", "4b")
 
 
-@pytest.mark.parametrize(
-    "error, words",
-    [
-        (OSError(errno.ENOSPC, "No space left on device", "weights"), "weights: No space left on device."),
-        (RuntimeError("Data processing error: no answer\nand more"), "could not be fetched no answer network"),
-    ],
-)
-def test_what_fails_while_downloading(error, words, refused, monkeypatch):
-    scope = {"error": error}  # raised in the hub's own code, as far as the traceback tells
-    exec(compile("def fetch(*_, **__): raise error", "huggingface_hub/fetch.py", "exec"), scope)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", scope["fetch"])
-    refused(words, "generate", PROMPT, "--model", "4b")
+def test_what_the_hub_does_not_have(hub, refused):
+    words = "no folder or file some/body hub shows no repository check the name private `hf auth login`"
+    for command in (["generate", PROMPT, "--model"], ["download"]):
+        refused(words, *command, "some/body")
+    refused(words, "quantize", "some/body", "out", "--bits", "4")
+    hub.repositories["some/body"] = Repository({"README.md": b"x", "vae/config.json": b"{}"})
+    refused("some/body has no model_index.json transformer/ released layout", "download", "some/body")
+
+
+def test_what_cannot_be_downloaded(tiny, refused):
+    refused("'nowhere' nano 4b-fp8 owner/name", "download", "nowhere")
+    refused("tiny is on this machine already kleinlite models", "download", tiny)
+    refused("MODEL", "download")
+
+
+def test_no_network(hub, refused):
+    hub.shutdown()
+    hub.server_close()
+    refused(f"{REPO} could not be fetched {hub.url} network nano", "generate", PROMPT, "--model", "4b")
+
+
+def test_a_gated_model(hub, capsys):
+    repo = MODELS["9b"].repo
+    hub.repositories[repo] = Repository(released(), gated=True)
+    for argv in (["download", "9b"], ["generate", PROMPT, "--model", "9b", "-o", "x.png"]):
+        assert run(*argv) == 2
+        out, err = capsys.readouterr()
+        table, sentence = err[: err.index("kleinlite:")], err[err.index("kleinlite:") :]
+        assert out == "" and "FLUX Non-Commercial, gated" in table and len(sentence.splitlines()) == 1
+        for words in (f"{repo} is gated", f"https://huggingface.co/{repo}", "`hf auth login`"):
+            assert words in sentence
+    assert not Path("x.png").exists()
+
+
+def test_a_download_that_is_cut(hub, capsys):
+    hub.cut["vae/diffusion_pytorch_model.safetensors"], hub.falls = [10_000], True
+    assert run("generate", PROMPT, "--model", "4b", "-o", "x.png") == 2
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    assert sentence.startswith(f"kleinlite: {REPO} could not be fetched") and "10.0 kB of the file are kept" in sentence
+    assert not Path("x.png").exists()
+
+
+# ---------------------------------------------------------------- quantize
+
+
+def test_how_to_quantize(tiny, refused):
+    for options, words in {
+        "": "--bits --mode 4b --help",
+        "--bits 4 --mode mxfp4": "either --bits --mode",
+        "--bits 7": "3, 4, 5, 6, 8 7",
+        "--bits lots": "3, 4 'lots'",
+        "--mode fp3": "mxfp4 'fp3'",
+        "--frobnicate": "--frobnicate not understood",
+    }.items():
+        refused(words, "quantize", tiny, "out", *options.split())
+    refused("OUT", "quantize", tiny, "--bits", "4")
+
+
+def test_where_to_quantize(tiny, hub, refused):
+    Path("file").touch()
+    for out, words in {
+        "tiny": "tiny is there already new folder",
+        "file": "file is there already",
+        "nowhere/out": "The folder nowhere does not exist",
+    }.items():
+        for model in (tiny, "4b"):
+            refused(words, "quantize", model, out, "--bits", "4")
+    assert hub.requests == []  # 16 GB later would be late
+    refused("'nowhere' nano 4b", "quantize", "nowhere", "out", "--bits", "4")
+
+
+def test_no_room_to_quantize(tiny, refused, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    refused("out GB left make room another disk", "quantize", tiny, "out", "--bits", "4")
+
+
+def test_quantize_fails_halfway(tiny, refused, monkeypatch):
+    def full(*_):
+        assert any(path.name != "tiny" for path in Path().iterdir())  # the draft, which must go
+        raise OSError(errno.ENOSPC, "No space left on device", "x")
+
+    monkeypatch.setattr("kleinlite.export.write_weights", full)
+    refused("x: No space left on device.", "quantize", tiny, "out", "--bits", "4")
+    assert {path.name for path in Path().iterdir()} == {"tiny"}
 
 
 # ---------------------------------------------------------------- what is no mistake of the reader's
@@ -488,3 +555,12 @@ def test_a_bug_keeps_its_traceback(bug, tiny, tmp_path, monkeypatch):
     with pytest.raises((AttributeError, TypeError, LookupError, ValueError)):
         run("generate", PROMPT, "--model", tiny)
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_call_that_fails_in_the_package_is_a_bug(tiny, tmp_path, monkeypatch):
+    scope = {}  # no sentence of ours: nobody wrote a `raise`
+    exec(compile("def euler(*_): int('x')", Path(pipeline.__file__).with_name("x.py"), "exec"), scope)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "euler", scope["euler"])
+    with pytest.raises(ValueError, match="invalid literal"):
+        run("generate", PROMPT, "--model", tiny)

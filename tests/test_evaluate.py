@@ -5,7 +5,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from kleinlite.evaluate import asked, held_out_captions, judge, shown, tally
+from kleinlite.evaluate import asked, edited, held_out_captions, held_out_edits, judge, shown, tally
 from kleinlite.pipeline import to_images
 from kleinlite.scenes import Scene, Thing, captions, draw, sample
 from kleinlite.training import pictures
@@ -77,3 +77,43 @@ def test_only_what_the_caption_says_is_asked():
 def test_captions_are_held_out_and_always_the_same():
     first = held_out_captions(20)
     assert first == held_out_captions(20) and len({c for _, c in first}) == 20
+
+
+def score_edits(pictures, edits):
+    """Shares of changes made and of the rest kept, judged from a picture of each edit."""
+    pairs = [edited(judge(image), before[0], after) for image, (before, _, after) in zip(pictures, edits)]
+    return tally([made for made, _ in pairs])[1], tally([kept for _, kept in pairs])[1]
+
+
+def test_an_edit_is_right_when_the_result_is_drawn():
+    edits = held_out_edits(40)
+    made, kept = score_edits([draw(after) for _, _, after in edits], edits)
+    assert made >= 0.99 and kept >= 0.99
+
+
+def test_copying_keeps_everything_and_changes_nothing():
+    edits = held_out_edits(40)
+    made, kept = score_edits([draw(before[0]) for before, _, _ in edits], edits)
+    assert made <= 0.03 and kept >= 0.99
+
+
+def test_changing_more_than_asked_is_told():
+    green = replace(PAIR, things=(PAIR.things[0], replace(PAIR.things[1], colour="green")))
+    both = replace(PAIR, things=tuple(replace(thing, colour="green") for thing in PAIR.things))
+    made, kept = edited(judge(draw(both)), PAIR, green)
+    assert made == {"colour bottom": True}
+    assert [name for name, ok in kept.items() if not ok] == ["colour top"]
+    alone = replace(PAIR, things=PAIR.things[:1])
+    made, kept = edited(judge(draw(green)), PAIR, alone)  # the thing to remove is still there, in another colour
+    assert not made["kind bottom"] and not made["colour bottom"] and all(kept.values())
+
+
+def test_what_comes_along_unasked_is_told():
+    crowd = replace(LAND, sky="night", things=(*LAND.things, Thing("tree", "green", "right")))
+    made, kept = edited(judge(draw(crowd)), LAND, replace(LAND, sky="night"))
+    assert all(made.values()) and not all(kept.values())
+
+
+def test_edits_are_held_out_and_always_the_same():
+    assert held_out_edits(10) == held_out_edits(10)
+    assert all(edited(after, before[0], after)[0] for before, _, after in held_out_edits(40))  # each changes something

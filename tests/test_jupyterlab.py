@@ -1,34 +1,47 @@
-"""The playground as a reader meets it: a real JupyterLab server, a real browser, mouse and keyboard.
+"""Chapter 00 as a reader meets it: a real JupyterLab server, a real browser, mouse and keyboard.
 
 Lab is driven through its own commands where it has some: a key pressed before the kernel is connected is lost.
 """
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from browser import Chromium, reason_to_skip
+from PIL import Image
 
 if reason_to_skip():
     pytest.skip(reason_to_skip(), allow_module_level=True)
 
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTER = "00_overview.ipynb"
 READY = """(async () => {
     const app = window.jupyterapp;
     await app.restored;
-    const notebook = [...app.shell.widgets('main')].find(widget => widget.context);
+    window.notebook = [...app.shell.widgets('main')].find(widget => widget.context);
     app.shell.activateById(notebook.id);
     await notebook.context.ready;
     await notebook.sessionContext.ready;
     await notebook.sessionContext.session.kernel.info;
-    app.commands.execute('notebook:run-all-cells');
+    await app.commands.execute('notebook:run-all-cells');
+    window.finished = true;
 })()"""
+PLAYGROUND = """(async () => {  // a long notebook keeps only the cells in sight on the page
+    const at = notebook.content.widgets.findIndex(cell => /playground/.test(cell.model.sharedModel.source));
+    notebook.content.activeCellIndex = at;
+    await notebook.content.scrollToItem(at, 'start');
+})()"""
+RAISED = """[...notebook.content.widgets].flatMap(cell => cell.model.outputs?.toJSON() ?? [])
+    .filter(output => output.output_type === 'error').map(output => output.evalue)"""
 PIXELS = """(async () => {
     const image = document.querySelector('.kleinlite-stage > img');
     await image.decode();
@@ -40,20 +53,15 @@ PIXELS = """(async () => {
 })()"""
 SAYS = "document.querySelector('.kleinlite [role=status]').innerText"
 PROMPT = "input[placeholder='What shall be drawn?']"
+QUERY = f"document.querySelector({json.dumps(PROMPT)})"
 DRAW, STOP = ".kleinlite button[title='Draw']", ".kleinlite button[title='Stop']"
-
-
-def notebook(source: str) -> str:
-    cell = {"cell_type": "code", "id": "c", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
-    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    return json.dumps({"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """The address of a server of our own, with settings of its own."""
     home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("notebooks")
-    (folder / "play.ipynb").write_text(notebook("from kleinlite import widgets\n\nwidgets.playground()"), "utf-8")
+    shutil.copy(ROOT / "notebooks" / CHAPTER, folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -88,24 +96,37 @@ def lab(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(lab):
     with Chromium() as browser:
-        page = browser.open(f"{lab}/lab/tree/play.ipynb?reset", width=1280)
+        page = browser.open(f"{lab}/lab/tree/{CHAPTER}?reset", width=1280)
         page.wait("window.jupyterapp && document.querySelector('.jp-Notebook .jp-CodeCell')", 120)
-        page.run(f"{READY}.then(() => window.ready = true) && null")
-        page.wait("window.ready", 120)
-        page.wait("document.querySelector('.kleinlite-stage > img')", 120)
+        page.run(f"{READY} && null")
+        page.wait("window.finished", 240)
+        assert page.run(RAISED) == [], f"cells of {CHAPTER} raised"
+        page.run(PLAYGROUND)
+        page.wait("document.querySelector('.kleinlite-stage > img')", 60)
         yield page
 
 
 def says(page, words: str) -> str:
-    """Wait for these words in the line beside the picture."""
-    page.wait(f"{SAYS}.includes({json.dumps(words)})", 120)
+    """Wait for these words in the line above the picture."""
+    try:
+        page.wait(f"{SAYS}.includes({json.dumps(words)})", 180)
+    except TimeoutError:
+        pytest.fail(f"it says {page.run(SAYS)!r}, not {words!r}; the prompt is {page.run(f'{QUERY}.value')!r}")
     return page.run(SAYS)
+
+
+def middle(page, selector: str) -> dict:
+    """Where on the screen something is, as soon as it does not move any more."""
+    box, last = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()", None
+    while (now := page.run(box)) != last:
+        last = now
+        time.sleep(0.2)
+    return {"x": now["x"] + now["width"] / 2, "y": now["y"] + now["height"] / 2}
 
 
 def click(page, selector: str) -> None:
     """As a hand does it: what is typed in a field is sent when the mouse goes down, and used when it goes up."""
-    box = page.run(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
-    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "button": "left", "clickCount": 1}
+    at = {**middle(page, selector), "button": "left", "clickCount": 1}
     page.tell("Input.dispatchMouseEvent", type="mousePressed", **at)
     time.sleep(0.2)
     page.tell("Input.dispatchMouseEvent", type="mouseReleased", **at)
@@ -157,6 +178,22 @@ def test_enter_draws_and_a_wrong_size_is_answered(page):
     click(page, PROMPT)
     enter(page)
     says(page, "a yellow star on a green background · seed 7")
+
+
+def test_a_picture_dropped_beside_the_button_is_a_reference(page, tmp_path):
+    file = tmp_path / "sunset.png"
+    Image.linear_gradient("L").resize((112, 80)).convert("RGB").save(file)
+    dropped = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        page.tell("Input.dispatchDragEvent", type=kind, data=dropped, **middle(page, ".kleinlite-drop"))
+    page.wait("document.querySelector('.widget-upload').innerText.includes('(1)')", 60)
+    page.wait(f"document.querySelector({json.dumps(field(page, 'width'))}).value === '112'", 60)
+    click(page, DRAW)
+    page.wait("document.querySelector('.kleinlite-call').innerText.includes('sunset.png')", 60)
+    page.wait("document.querySelectorAll('.kleinlite-gallery img').length === 4", 120)
+    assert page.run(PIXELS)[:2] == [112, 80]
+    click(page, "button[title='no reference']")
+    page.wait(f"document.querySelector({json.dumps(field(page, 'width'))}).value === '96'", 60)
 
 
 def test_stop_ends_a_long_run(page):

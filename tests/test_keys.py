@@ -1,14 +1,18 @@
 """Every tensor of the released files has its place, and no place stays empty. Names and shapes only, no weights."""
 
+import json
 import math
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from test_formats import NANO, header_only
 
-from kleinlite import checkpoints
+from kleinlite import checkpoints, configs
 from kleinlite.autoencoder import Autoencoder
+from kleinlite.quantisation import Packed
 from kleinlite.text_encoder import TextEncoder
 from kleinlite.transformer import Transformer
 
@@ -113,7 +117,7 @@ LAYOUTS = ["folder", "single file"]
 def test_transformer(size, layout):
     tensors = {"4b": (169, 149), "9b": (233, 201)}[size][LAYOUTS.index(layout)]
     values = {"4b": 3_875_544_576, "9b": 9_078_581_248}[size]
-    module = Transformer(checkpoints.transformer_config(TRANSFORMERS[size]))
+    module = Transformer(configs.transformer_config(TRANSFORMERS[size]))
     shapes = transformer_shapes(size, layout)
     place(module, shapes, checkpoints.transformer_sources, tensors, values)
     if layout == "single file":  # repackaged files put this before every name
@@ -122,7 +126,7 @@ def test_transformer(size, layout):
 
 @pytest.mark.parametrize("size, tensors, values", [("4b", 398, 4_022_468_096), ("8b", 399, 8_190_735_360)])
 def test_text_encoder(size, tensors, values):
-    module = TextEncoder(checkpoints.text_encoder_config(TEXT_ENCODERS[size], {}))
+    module = TextEncoder(configs.text_encoder_config(TEXT_ENCODERS[size], {}))
     shapes = text_encoder_shapes(size)
     place(module, shapes, checkpoints.text_encoder_sources, tensors, values)
     bare = {name.removeprefix("model."): shape for name, shape in shapes.items()}  # some files leave this away
@@ -132,7 +136,7 @@ def test_text_encoder(size, tensors, values):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size, values", [("full", 84_046_115), ("small decoder", 62_373_091)])
 def test_autoencoder(size, values, layout):
-    module = Autoencoder(checkpoints.autoencoder_config(AUTOENCODERS[size]))
+    module = Autoencoder(configs.autoencoder_config(AUTOENCODERS[size]))
     measured = 128 + 128 + 1  # the statistics are not parameters
     place(module, autoencoder_shapes(size, layout), checkpoints.autoencoder_sources, 251, values + measured)
 
@@ -149,7 +153,7 @@ def test_names_pair_up():
 
 
 def test_reports_what_does_not_fit():
-    module = Transformer(checkpoints.transformer_config(TRANSFORMERS["4b"]))
+    module = Transformer(configs.transformer_config(TRANSFORMERS["4b"]))
     for layout in LAYOUTS:
         arrays = {k: mx.zeros(shape, mx.bfloat16) for k, shape in transformer_shapes("4b", layout).items()}
         name = (
@@ -165,3 +169,141 @@ def test_reports_what_does_not_fit():
         other = {k: mx.zeros(shape, mx.bfloat16) for k, shape in transformer_shapes("9b", layout).items()}
         with pytest.raises(ValueError, match="of the wrong shape"):
             match(other)
+
+
+# ---------------------------------------------------------------- whole models, as files without numbers
+
+INDEX = {"_class_name": "Flux2KleinPipeline"}
+MODELS = {  # → size, text encoder, what model_index.json adds
+    "4b": ("4b", "4b", {"is_distilled": True}),
+    "base-4b": ("4b", "4b", {}),
+    "9b": ("9b", "8b", {"is_distilled": True}),
+    "base-9b": ("9b", "8b", {}),
+    "9b-kv": ("9b", "8b", {"is_distilled": True, "_class_name": "Flux2KleinKVPipeline"}),
+}
+
+
+def bf16(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: ("BF16" if shape else "I64", shape) for name, shape in shapes.items()}
+
+
+def write_model(folder: Path, size: str, text_size: str, added: dict, transformer: bool = True) -> Path:
+    """A released folder with every name, shape and shard, and no numbers."""
+    for part, config, shapes, files in (
+        ("transformer", TRANSFORMERS[size], transformer_shapes(size, "folder"), 2 if size == "9b" else 1),
+        ("text_encoder", TEXT_ENCODERS[text_size], text_encoder_shapes(text_size), 4 if text_size == "8b" else 2),
+        ("vae", AUTOENCODERS["full"] | {"sample_size": 1024}, autoencoder_shapes("full", "folder"), 1),
+    ):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "config.json").write_text(json.dumps(config))
+        if part == "transformer" and not transformer:
+            continue
+        stem = "model" if part == "text_encoder" else "diffusion_pytorch_model"
+        names, places = sorted(shapes), {}
+        for i in range(files):
+            file = f"{stem}-{i + 1:05}-of-{files:05}.safetensors" if files > 1 else f"{stem}.safetensors"
+            header_only(folder / part / file, bf16({name: shapes[name] for name in names[i::files]}))
+            places |= dict.fromkeys(names[i::files], file)
+        if files > 1:
+            (folder / part / f"{stem}.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    shutil.copytree(NANO / "tokenizer", folder / "tokenizer")
+    (folder / "model_index.json").write_text(json.dumps(INDEX | added))
+    return folder
+
+
+def opened(path: Path, **more) -> checkpoints.Checkpoint:
+    """Open it, build all parts, and see that nothing was read or computed."""
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    checkpoint = checkpoints.open_checkpoint(path, dtype=mx.float32, **more)
+    checkpoint.load_transformer(), checkpoint.load_text_encoder(), checkpoint.load_autoencoder()
+    assert mx.get_peak_memory() - before < 2**20
+    return checkpoint
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_released_folders(name, tmp_path):
+    size, text_size, added = MODELS[name]
+    checkpoint = opened(write_model(tmp_path / name, size, text_size, added))
+    info = checkpoint.info
+    assert (info.distilled, info.kv, info.size, info.tokens) == ("base" not in name, "kv" in name, 1024, 512)
+    transformer, text_encoder = checkpoint.load_transformer(), checkpoint.load_text_encoder()
+    count = lambda module: sum(w.size for _, w in tree_flatten(module.parameters()))
+    assert count(transformer) == {"4b": 3_875_544_576, "9b": 9_078_581_248}[size]
+    assert len(text_encoder.layers) == 27
+    layer = {"4b": 100_930_816, "8b": 192_946_432}[text_size]
+    assert count(text_encoder) == 151936 * TEXT_ENCODERS[text_size]["hidden_size"] + 27 * layer
+    assert {w.dtype for k, w in tree_flatten(transformer.parameters()) if "blocks" in k and "norm" not in k} == {
+        mx.bfloat16  # stored as in the file, computed in float32
+    }
+
+
+@pytest.mark.parametrize(
+    "size, text_size, told", [("4b", "8b", "4B.*Qwen3-4B.*is Qwen3-8B"), ("9b", "4b", "9B.*Qwen3-8B.*is Qwen3-4B")]
+)
+def test_the_wrong_text_encoder(size, text_size, told, tmp_path):
+    folder = write_model(tmp_path / "m", size, text_size, {})
+    with pytest.raises(ValueError, match=f"is the {told}.*parts='{size}'"):
+        checkpoints.open_checkpoint(folder, dtype=mx.float32)
+
+
+def quantised_shapes(size: str, kind: str, whole: set[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """A released single file: the blocks' matrices in `kind`, all but those in `whole`."""
+    names = {}
+    for name, shape in transformer_shapes(size, "single file").items():
+        layer = name.removesuffix(".weight")
+        if "_blocks." not in name or "norm" in name or name in whole:
+            names[name] = ("BF16", shape)
+        elif kind == "fp8":
+            names |= {
+                name: ("F8_E4M3", shape),
+                f"{layer}.weight_scale": ("F32", ()),
+                f"{layer}.input_scale": ("F32", ()),
+            }
+        else:
+            rows, columns = shape
+            names[name] = ("U8", (rows, columns // 2))
+            names[f"{layer}.weight_scale"] = ("F8_E4M3", (rows, columns // 16))
+            names |= {f"{layer}.weight_scale_2": ("F32", ()), f"{layer}.input_scale": ("F32", ())}
+    return names
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+@pytest.mark.parametrize("size", ["4b", "9b"])
+@pytest.mark.parametrize("kind", ["fp8", "nvfp4"])
+def test_quantised_single_files(size, kind, prefix, tmp_path, monkeypatch):
+    """The transformer of `flux-2-klein-4b-fp8.safetensors` and its like; some of the blocks' matrices left whole."""
+    monkeypatch.setattr("kleinlite.quantisation.is_swizzled", lambda *_: True)  # there are no numbers to look at
+    parts = write_model(tmp_path / "parts", size, {"4b": "4b", "9b": "8b"}[size], {}, transformer=False)
+    names = quantised_shapes(size, kind, whole={"single_blocks.3.linear1.weight", "double_blocks.1.txt_mlp.2.weight"})
+    file = tmp_path / f"flux-2-klein-{size}-{kind}.safetensors"
+    header_only(file, {prefix + name: found for name, found in names.items()})
+    checkpoint = opened(file, parts=parts)
+    assert checkpoint.info.distilled
+    assert checkpoint.parts["transformer"][0] == configs.transformer_config(TRANSFORMERS[size])
+    weights = checkpoint.weights("transformer")
+    packed = [w for w in weights.values() if isinstance(w, Packed)]
+    assert len(packed) == {"4b": 5 * 8 + 20 * 2, "9b": 8 * 8 + 24 * 2}[size] - 2
+    module = Transformer(checkpoint.parts["transformer"][0])
+    assert {name: w.shape for name, w in weights.items()} == {k: w.shape for k, w in tree_flatten(module.parameters())}
+    bits = {"fp8": 8, "nvfp4": 4.5}[kind]
+    stored = sum(
+        w.nbytes for p in packed for k, w in p.tensors.items() if k in ("weight", "scales") and w.dtype != mx.float32
+    )
+    assert stored * 8 == bits * sum(math.prod(p.shape) for p in packed)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_small_decoder_in_place_of_the_vae(layout, tmp_path):
+    """As one file, in either set of names, for either size of model."""
+    folder = write_model(tmp_path / "m", "4b", "4b", {})
+    file = tmp_path / "full_encoder_small_decoder.safetensors"
+    header_only(file, {k: ("F32" if s else "I64", s) for k, s in autoencoder_shapes("small decoder", layout).items()})
+    checkpoint = opened(folder, parts={"vae": file})
+    expected = configs.autoencoder_config(AUTOENCODERS["small decoder"])
+    assert checkpoint.parts["vae"][0] == expected and checkpoint.info.size == 1024
+    small = tmp_path / "small"  # its own folder, which has a config.json
+    small.mkdir()
+    shutil.copyfile(file, small / "diffusion_pytorch_model.safetensors")
+    (small / "config.json").write_text(json.dumps(AUTOENCODERS["small decoder"]))
+    assert opened(folder, parts={"vae": small}).parts["vae"] == (expected, small)

@@ -28,7 +28,12 @@ def stream(text: str, name: str = "stdout") -> dict:
 
 def shown(**data) -> dict:
     data = {mime.replace("_", "/"): value for mime, value in data.items()}
-    return {"output_type": "display_data", "data": data, "metadata": {"image/png": {"width": 9}}}
+    size = {"width": 9, "height": 6}
+    return {
+        "output_type": "display_data",
+        "data": data,
+        "metadata": {"image/png": size | {"needs_background": "light"}},
+    }
 
 
 def cleaned(*cells: dict) -> list[dict]:
@@ -79,12 +84,20 @@ def test_pictures_are_stored_once():
     (cell,) = cleaned(code("x", both, shown(image_jpeg="JPEG"), count=1))
     first, second = cell["outputs"]
     assert first["data"] == {"image/png": "PNG", "text/plain": ["<PIL.Image.Image at 0x…>"]}
-    assert first["metadata"] == {} and second["data"] == {"image/jpeg": "JPEG"}
+    assert first["metadata"] == {"image/png": {"width": 9, "height": 6}}
+    assert second["metadata"] == {} and second["data"] == {"image/jpeg": "JPEG"}
 
 
 def test_widgets_are_dropped():
     (cell,) = cleaned(code("x", shown(**{notebooks.WIDGET: {"model_id": "f00"}, "text/plain": "IntSlider()"}), count=1))
     assert cell["outputs"] == []
+
+
+@pytest.mark.parametrize("kind", ["image/png", "image/jpeg"])
+def test_a_widget_leaves_its_still_picture_behind(kind):
+    live = {notebooks.WIDGET: {"model_id": "f00"}, kind: "DATA", "text/plain": "Something to play with."}
+    (cell,) = cleaned(code("x", shown(**live), count=1))
+    assert cell["outputs"][0]["data"] == {kind: "DATA", "text/plain": ["Something to play with."]}
 
 
 def test_no_folder_of_this_machine():

@@ -1,12 +1,17 @@
 """What to install is said the same everywhere, and the Makefile passes prompts on word for word."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -139,15 +144,97 @@ def test_make_alone_lists_the_commands(bench):
     assert set(phony) == {*listed, "has-prompt"}
 
 
-def test_the_wheel_is_complete(tmp_path):
-    """Every file of the package is in it, weights too, and nothing else of this repository."""
+# What continuous integration runs
+
+STUBS = {
+    "make": 'echo "make $* browser=${KLEINLITE_BROWSER:-}"',
+    "apt-get": """echo "apt-get $*" >>"$LOG"
+{works} || exit 1
+case "$*" in *install*) ln -s "$(command -v true)" "{bin}/chromium";; esac""",
+    "sudo": 'shift; "$@"',
+    "id": "echo {user}",
+}
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac's Chrome does not lie in PATH, where this test hides it")
+@pytest.mark.parametrize(
+    ("user", "works", "there", "asks", "browser"),
+    [
+        (0, "true", False, True, "required"),  # root installs one
+        (1000, "true", False, True, "required"),  # and so does somebody who may
+        (0, "false", False, True, ""),  # no network: the other tests still run
+        (0, "true", True, False, "required"),  # there is one already
+    ],
+)
+def test_ci_gets_a_browser_where_it_can(tmp_path, user, works, there, asks, browser):
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    for name in ("bash", "dirname", "ln", "true", "false", "env"):
+        (bin / name).symlink_to(shutil.which(name))
+    for name, text in STUBS.items():
+        text = text.replace("{works}", works).replace("{bin}", str(bin)).replace("{user}", str(user))
+        (bin / name).write_text(f"#!{bin}/bash\n{text}\n")
+        (bin / name).chmod(0o755)
+    if there:
+        (bin / "google-chrome").symlink_to(bin / "true")
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    environment = {"PATH": str(bin), "LOG": str(tmp_path / "log")}
+    command = [str(bin / "bash"), str(tmp_path / ".ci" / "run")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"make test browser={browser}\n"
+    assert (tmp_path / "log").exists() == asks
+    assert ("will be skipped" in result.stderr) == (not browser)
+
+
+def test_a_browser_that_must_be_there(monkeypatch):
+    import browser
+
+    monkeypatch.setattr(browser, "executable", lambda: None)
+    monkeypatch.delenv("KLEINLITE_BROWSER", raising=False)
+    assert "no Chromium found" in browser.reason_to_skip()
+    monkeypatch.setenv("KLEINLITE_BROWSER", "required")
+    with pytest.raises(RuntimeError, match="must run here, but no Chromium found"):
+        browser.reason_to_skip()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
     pytest.importorskip("hatchling", reason="pip install hatchling, to build a wheel without a network")
     from hatchling.builders.wheel import WheelBuilder
 
-    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    (built,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"])
+    return Path(built)
+
+
+def test_the_wheel_is_complete(wheel):
+    """Every file of the package is in it, weights too, and nothing else of this repository."""
     packed = set(zipfile.ZipFile(wheel).namelist())
     package = {f"kleinlite/{f.relative_to(ROOT / 'kleinlite')}" for f in (ROOT / "kleinlite").rglob("*") if f.is_file()}
     package = {f for f in package if "__pycache__" not in f and ".ipynb_checkpoints" not in f}
     version = re.search(r'^version = "(.+)"', PROJECT, re.M)[1]
     assert package <= packed
     assert {name.split("/")[0] for name in packed} == {"kleinlite", f"kleinlite-{version}.dist-info"}
+
+
+def test_the_wheel_draws_in_an_empty_folder(wheel, tmp_path):
+    """Installed into an environment of its own, far from this repository, with no network.
+
+    What the package depends on is lent from here; what is installed editable, this repository, is not.
+    """
+    pytest.importorskip("ensurepip", reason="Debian: apt install python3-venv")
+    empty, folder = tmp_path / "environment", tmp_path / "empty"
+    folder.mkdir()
+    venv.create(empty, with_pip=True)
+    python, program = empty / "bin" / "python", empty / "bin" / "kleinlite"
+    lent = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib"), "HF_HUB_OFFLINE": "1"}
+    install = [python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check", wheel]
+    subprocess.run(install, check=True, env=os.environ | {"PYTHONPATH": ""})
+    run = lambda *command: subprocess.run(command, cwd=folder, env=lent, capture_output=True, text=True)
+    where = run(python, "-c", "import kleinlite; print(kleinlite.__file__)")
+    assert where.stdout.startswith(str(empty)), where.stdout + where.stderr
+    said = run(program, "generate", "a red circle above a blue square", "--seed", "7", "-o", "circle.png")
+    assert said.returncode == 0, said.stderr
+    assert Image.open(folder / "circle.png").size == (96, 96) and [f.name for f in folder.iterdir()] == ["circle.png"]
+    assert run(program, "info", "circle.png").returncode == 0

@@ -1,4 +1,4 @@
-"""Pages of the site that are made or counted by a program: the API reference, parity, which machine runs what."""
+"""Pages of the site that are made by a program: the API reference, parity. (machines.md: test_memory.py.)"""
 
 import ast
 import importlib
@@ -9,12 +9,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 from kleinlite import apidoc
-from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
-from kleinlite.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
@@ -135,67 +131,3 @@ def test_parity_check_notices():
     assert promises_too_much(rough, page.replace("2e-7", "3e-5")) == []
     assert promises_too_much(rough, page.replace("2e-7", "4e-5")) == ["norm: the page says 1e-5, now it is 4e-5"]
     assert promises_too_much(page, page.replace("norm", "scale")) != []
-
-
-# ---------------------------------------------------------------- which machine runs what
-
-MACHINES = (NOTEBOOKS / "machines.md").read_text("utf-8")
-SMALL = TransformerConfig(), TextEncoderConfig()
-LARGE = (
-    TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=3 * 4096),
-    TextEncoderConfig(d=4096, d_mlp=12288, tied=False),
-)
-MACS = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)
-
-
-def size(module) -> int:
-    return sum(w.size for _, w in tree_flatten(module.parameters()))
-
-
-def used(encoder: TextEncoder, cfg: TextEncoderConfig) -> int:
-    """Weights of the embedding and of the layers below the highest tap."""
-    return size(encoder.embed_tokens) + sum(size(layer) for layer in encoder.layers[: max(cfg.taps)])
-
-
-def counts() -> dict[str, tuple[int, int, int]]:
-    """Transformer, text encoder, and what of that is used."""
-    found = {}
-    for name, (cfg, text_cfg) in {"4b": SMALL, "9b": LARGE}.items():
-        encoder = TextEncoder(text_cfg)
-        found[name] = size(Transformer(cfg)), size(encoder), used(encoder, text_cfg)
-    return found
-
-
-def table(heading: str) -> list[list[str]]:
-    rows = re.search(rf"^\| {heading} .*\n\|-.*\n((?:\|.*\n)+)", MACHINES, re.M)[1].splitlines()
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-
-
-def test_weights_are_counted_right():
-    (small, text, text_used), (large, text8, text8_used) = counts().values()
-    autoencoder = size(Autoencoder(AutoencoderConfig()))
-    expected = [(n, 2 * n) for n in (small, large, text, text_used, text8, text8_used)] + [
-        (autoencoder, 4 * autoencoder)
-    ]
-    stated = [(number.replace(",", ""), gigabytes) for _, number, gigabytes in table("part")]
-    assert stated == [(str(n), f"{size / 1e9:.2f} GB") for n, size in expected]
-
-
-def test_memory_is_added_up_right():
-    autoencoder = 4 * size(Autoencoder(AutoencoderConfig())) / 1e9
-    in_flight = 6 * (1024 * 1024 * 256 * 4) / 1e9
-    rows, expected = table("model"), []
-    for transformer, _, text in counts().values():
-        for bits in (16, 8.5, 4.5):
-            parts = [round(n * bits / 8 / 1e9, 2) for n in (transformer, text)] + [round(autoencoder, 2)]
-            row = []
-            for share in (1, 4):  # of 1024 × 1024 pixels, and of 512 × 512
-                need = (transformer + text) * bits / 8 / 1e9 + autoencoder + in_flight / share
-                fits = lambda mac, need=need: need <= mac * 2**30 / 1e9 * (2 / 3 if mac <= 36 else 3 / 4)
-                row += [f"{need:.1f}", f"{next(filter(fits, MACS))} GB"]
-            expected.append([*row, " + ".join(f"{part:.2f}" for part in parts) + f" = {sum(parts):.1f}"])
-    assert [row[2:] for row in rows] == expected
-    for (transformer, _, text), stated in zip(
-        counts().values(), re.findall(r"([\d.]+) GB(?: of weights)? for `\db`", MACHINES)
-    ):
-        assert f"{(transformer + text) * 4 / 1e9 + autoencoder:.1f}" == stated

@@ -158,6 +158,9 @@ FORMULAS = """[...document.querySelectorAll('main math')].filter(e => e.closest(
 TOO_WIDE = """[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1
     && !e.closest('pre, .table-wrapper, .output, .formula')).map(e => e.tagName + ' ' + e.textContent.slice(0, 40))"""
 
+CUT_OFF = """[...document.querySelectorAll('main pre > code')].filter(e => e.scrollWidth > e.clientWidth + 1)
+    .map(e => e.textContent.slice(0, 40))"""
+
 
 @pytest.fixture(scope="module")
 def chromium():
@@ -204,6 +207,7 @@ def test_page(chromium, home, name):
     page = chromium.open(f"{home}/{name}", width=390, dark=True)
     assert page.run("document.documentElement.scrollWidth") == 390
     assert page.run(TOO_WIDE) == [], "on a phone"
+    assert page.run(CUT_OFF) == [], "lines of code that end outside of a phone"
     assert page.errors == []
 
 

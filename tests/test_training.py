@@ -1,6 +1,11 @@
 """The training code: batches depend on the step alone, runs resume exactly, losses mean what they say."""
 
 import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -8,6 +13,7 @@ import mlx.optimizers as optim
 import pytest
 from mlx.utils import tree_flatten
 
+from kleinlite import cli, train
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, pack
 from kleinlite.export import save_encoders, save_transformer
 from kleinlite.pipeline import Klein
@@ -19,6 +25,8 @@ from kleinlite.training import (
     Run,
     autoencoder_batch,
     autoencoder_loss,
+    decoder_batch,
+    decoder_loss,
     distill_loss,
     encode_training_set,
     flow_ids,
@@ -227,11 +235,236 @@ def test_a_saved_model_loads_and_draws_the_same(tmp_path, world):
     klein, base = Klein.from_pretrained(tmp_path / "m"), Klein.from_pretrained(tmp_path / "m" / "base")
     for name, part in (("transformer", transformer), ("autoencoder", autoencoder), ("text_encoder", encoder)):
         stored, ours = weights(getattr(klein, name)), weights(part)
-        assert stored.keys() == ours.keys()
-        assert all(mx.allclose(stored[k], ours[k], atol=2e-3, rtol=1e-3) for k in ours)
+        unread = [k for k in ours if k not in stored]  # klein stops reading captions at the highest tap
+        assert stored.keys() <= ours.keys() and all(k.startswith(("layers.3.", "norm.")) for k in unread)
+        assert all(mx.allclose(stored[k], ours[k], atol=2e-3, rtol=1e-3) for k in stored)
     assert (klein.info.steps, base.info.steps, base.info.guidance) == (4, 50, 4.0)
     assert klein("a tree", seed=1, progress=False).size == (96, 96)
 
 
 def test_psnr():
     assert psnr(mx.zeros((2, 2)), mx.full((2, 2), 0.2)) == pytest.approx(20.0, abs=1e-3)
+
+
+def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(tmp_path):
+    path, line = tmp_path / "a.safetensors", nn.Linear(3, 2)
+    Run(path, line, optim.Adam(0.1)).save()
+    with pytest.raises(ValueError, match=r"a\.safetensors holds another network than this one: delete it"):
+        Run(path, nn.Linear(4, 2), optim.Adam(0.1))
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"a\.safetensors is damaged or cut short: delete it"):
+        Run(path, line, optim.Adam(0.1))
+
+
+def test_the_decoder_learns_from_noisy_latents_of_whole_pictures(world):
+    autoencoder = world[1]
+    x, z = decoder_batch(autoencoder, 3, 2, 96)
+    assert mx.array_equal(x, pictures([6, 7], 96))
+    assert (z - autoencoder.encode(x)).std().item() == pytest.approx(0.02, rel=0.1)
+
+    class Exact:
+        decode = staticmethod(lambda latents: x + 0.5)
+
+    assert decoder_loss(Exact, x, z).item() == pytest.approx(0.3 * 0.5 + 4 * 0.25, abs=1e-5)
+
+
+def test_flow_loss_takes_its_times_as_shifted_as_it_is_told(world):
+    _, _, encoder, _, data = world
+    seen = []
+
+    def net(img, txt, time, img_ids, txt_ids):
+        seen.append(time)
+        return img
+
+    for shift in (1.0, 50.0):
+        flow_loss(net, encoder, GRID, *data(0), shift=shift)
+    assert mx.all(seen[1] > seen[0]) and seen[1].mean().item() > 0.8
+
+
+# ---------------------------------------------------------------- several processes
+
+TWO = """
+import json, os, sys
+from pathlib import Path
+import mlx.core as mx
+from kleinlite.training import SHARE, Run, flow_loss, flow_optimizer, initialise
+from kleinlite.transformer import Transformer, TransformerConfig
+from mlx.utils import tree_flatten
+
+group, out = mx.distributed.init(), Path(sys.argv[1])
+path = out / f"{group.size()}-{group.rank()}" / "run.safetensors"
+table = mx.random.normal((20, 12), key=mx.random.key(0))
+os.environ["TMPDIR"] = str(out / f"temporary-{group.rank()}")  # MLX compiles there, and must not write a file twice
+os.makedirs(os.environ["TMPDIR"], exist_ok=True)
+
+
+def batch(step):
+    keys = mx.random.split(mx.random.key(step), 3)
+    ids = mx.random.randint(0, 20, (3, 5), key=keys[0])
+    clean = mx.random.normal((3, 4, 128), key=keys[1])
+    return clean, clean[:, :0], ids, mx.ones((3, 5)), keys[2]
+
+
+def flow(model, batch):
+    return flow_loss(model, lambda ids, mask: table[ids], (2, 2), *batch)
+
+
+if group.size() == 1:  # one process, the batches of both
+    batches = lambda step: (batch(step), batch(step + SHARE))
+    loss = lambda model, one, two: (flow(model, one) + flow(model, two)) / 2
+else:
+    batches, loss = lambda step: (batch(step),), flow
+
+
+def new():
+    net = Transformer(TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=12))
+    initialise(net, mx.random.key(group.rank()))  # the second process begins elsewhere, and must not stay there
+    return Run(path, net, flow_optimizer(20))
+
+
+run = new()
+losses = list(run.steps(4, loss, batches))
+run.save()
+run = new()  # the second process has no file
+losses += run.steps(8, loss, batches)
+total = sum(mx.abs(w).sum() for _, w in tree_flatten(run.average)).item()
+(out / f"{group.size()}-{group.rank()}.json").write_text(json.dumps([losses, total]))
+"""
+
+
+def launch(*command, processes=2):
+    """The command under MLX's launcher, on this machine."""
+    launcher = Path(sys.executable).with_name("mlx.launch")
+    if not mx.distributed.is_available("ring") or not launcher.exists():
+        pytest.skip("MLX has no ring of processes here: `mlx.launch` comes with its macOS and Linux wheels.")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ring = [str(launcher), "--backend", "ring", "-n", str(processes), "-p", str(port), "--python", sys.executable]
+    ring += ["--env", "OPENBLAS_NUM_THREADS=1", "--"]
+    return subprocess.run([*ring, *map(str, command)], capture_output=True, text=True, timeout=300)
+
+
+def test_two_processes_are_one_with_the_doubled_batch(tmp_path):
+    (tmp_path / "two.py").write_text(TWO)
+    done = launch(tmp_path / "two.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, tmp_path / "two.py", tmp_path], check=True, timeout=300)
+    first, second, alone = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("2-0", "2-1", "1-0"))
+    assert first == second, "both processes see the same loss and end with the same weights"
+    assert len(alone[0]) == 8 and alone[0][-1] < alone[0][0]
+    assert first[0] == pytest.approx(alone[0], rel=1e-4) and first[1] == pytest.approx(alone[1], rel=1e-4)
+    assert (tmp_path / "2-0").exists() and not (tmp_path / "2-1").exists(), "only the first process writes"
+
+
+MIRROR = """
+import sys
+from pathlib import Path
+import mlx.core as mx
+from kleinlite.train import mirror
+
+rank = mx.distributed.init().rank()
+path = Path(sys.argv[1]) / str(rank) / "file"
+path.parent.mkdir()
+if rank == 0:
+    path.write_bytes(bytes(range(256)) * 5)
+mirror(path)
+mirror(path)  # nothing to do
+"""
+
+
+def test_a_machine_without_a_file_is_given_the_first_ones(tmp_path):
+    (tmp_path / "mirror.py").write_text(MIRROR)
+    done = launch(tmp_path / "mirror.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "1" / "file").read_bytes() == bytes(range(256)) * 5
+    assert [p.name for p in (tmp_path / "1").iterdir()] == ["file"]
+
+
+# ---------------------------------------------------------------- the recipe
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The recipe with few scenes and narrow networks; saves and reports every second step."""
+    monkeypatch.setattr(train, "AUTOENCODER", CONFIG)
+    monkeypatch.setattr(train, "TRANSFORMER", TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72))
+    text = lambda tokenizer: TextEncoderConfig(
+        tokenizer.get_vocab_size(), 24, 40, 4, 4, 2, 8, taps=(1, 2, 3), tokens=32
+    )
+    monkeypatch.setattr(train, "text_config", text)
+    monkeypatch.setattr(train, "SCENES", 40)
+    monkeypatch.setattr(train, "EDITS", 200)
+    monkeypatch.setattr(train, "STEPS", dict.fromkeys(train.STEPS, 2))
+    monkeypatch.setattr(train, "measure_latents", lambda model, size: measure_latents(model, size, 16))
+    monkeypatch.setattr(train.follow, "__defaults__", (2,))
+
+
+def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, small, monkeypatch, capsys):
+    monkeypatch.setattr(train, "calibrate", lambda recipe, stages: None)
+    folder = tmp_path / "runs"
+    train.main([str(folder)])
+    assert f"done: {folder / 'nano'}" in capsys.readouterr().out
+    for model, distilled in (("nano", True), ("nano/base", False)):
+        klein = Klein.from_pretrained(folder / model)
+        assert klein.info.distilled == distilled and klein("a tree", seed=1, steps=1, progress=False).size == (96, 96)
+    drawn = {"transformer.png", "sharpen.png", "edits.png", "distill.png"}
+    assert {p.name for p in folder.glob("*.png")} == drawn and not list(folder.glob("*partial*"))
+    before = {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}
+    train.main([str(folder)])
+    assert before == {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}, "nothing is trained twice"
+
+
+def test_calibration_says_what_is_left_and_trains_nothing(tmp_path, small, capsys):
+    folder = tmp_path / "runs"
+    train.Recipe(folder, train.STEPS).text_encoder()
+    train.main([str(folder), "--calibrate", "--stage", "text_encoder"])
+    assert "done" in capsys.readouterr().out
+    train.main([str(folder), "--calibrate", "--stage", "distill", "--steps", "5000"])
+    head, encoding, distill, total = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["stage", "steps"] and encoding.startswith("encoding")
+    assert distill.split()[:3] == ["distill", "5,000", "5,000"] and distill.endswith("GB") and total.startswith("all")
+    assert {p.name for p in folder.iterdir()} == {"text_encoder.safetensors", "tokenizer"}
+
+
+def test_control_c_saves_after_the_step_and_says_so(tmp_path, small, monkeypatch, capsys):
+    monkeypatch.setattr(train, "calibrate", lambda recipe, stages: None)
+    monkeypatch.setattr(train.follow, "__defaults__", (100,))
+
+    def batch(tokenizer, tokens, step, count):
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+        return text_batch(tokenizer, tokens, step, count)
+
+    monkeypatch.setattr(train, "text_batch", batch)
+    command = [str(tmp_path), "--stage", "text_encoder", "--steps", "6"]
+    assert cli.main(["train", *command]) == 130
+    assert "goes on from here" in capsys.readouterr().err
+    assert train.Recipe(tmp_path, train.STEPS).done("text_encoder") == 4, "the step that was under way is in the file"
+    monkeypatch.setattr(train, "text_batch", text_batch)
+    train.main(command)
+    assert train.Recipe(tmp_path, train.STEPS).done("text_encoder") == 6
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["{}/file"], "file is a file: name a folder"),
+        (["{}/new", "--stage", "sharpen"], "autoencoder.safetensors is missing: train that stage first"),
+        (["{}/cut", "--stage", "autoencoder"], "autoencoder.safetensors is damaged or cut short: delete it"),
+        (["{}", "--stage", "painting"], "invalid choice: 'painting'"),
+        (["{}", "--steps", "5"], "--steps is a number from 1 on, and goes with the --stage"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(tmp_path, monkeypatch, capsys, command, sentence):
+    if "sharpen" in command:
+        monkeypatch.setattr(train, "calibrate", lambda recipe, stages: None)
+    (tmp_path / "file").touch()
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "autoencoder.safetensors").write_bytes(b"\0" * 5)
+    try:
+        status = cli.main(["train", *(word.format(tmp_path) for word in command)])
+    except SystemExit as stop:
+        status = stop.code
+    error = capsys.readouterr().err
+    assert status == 2 and sentence in error and "Traceback" not in error

@@ -1,0 +1,332 @@
+"""Files of every kind: FP8 and both layouts of NVFP4 byte by byte, single files, replaced parts, other models."""
+
+import json
+import math
+import shutil
+import struct
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from golden_tools import GOLDENS
+from mlx.utils import tree_flatten
+
+from kleinlite import Klein
+from kleinlite.checkpoints import find_folder, load_files, open_checkpoint
+from kleinlite.pipeline import to_pixels
+from kleinlite.quantisation import Packed, PackedLinear, assemble
+
+BYTES = mx.load(str(GOLDENS / "formats.safetensors"))
+NANO = find_folder("nano")
+WISH = {"prompt": "a red circle above a blue square", "seed": 7, "progress": False}
+
+
+def difference(a, b) -> float:
+    """Mean difference of two pictures, in levels of 255."""
+    return mx.abs(to_pixels(a) - to_pixels(b)).mean().item() * 127.5
+
+
+# ---------------------------------------------------------------- byte by byte
+
+
+def exactly(packed: Packed, value: mx.array) -> None:
+    assert isinstance(packed, Packed) and packed.shape == value.shape
+    assert mx.array_equal(packed.decode(), value.astype(mx.float32))
+
+
+@pytest.mark.parametrize("scale", ["weight_scale", "scale_weight"])
+@pytest.mark.parametrize("kind", ["one", "row"])
+@pytest.mark.parametrize("shape", [None, (-1, 1)])
+def test_fp8(kind, scale, shape):
+    values = BYTES[f"fp8.{kind}.scale"]
+    arrays = {"x.weight": BYTES["fp8.weight"], f"x.{scale}": values.reshape(shape) if shape else values}
+    arrays |= {"x.input_scale": mx.array(3.0), "x.comfy_quant": mx.zeros(9, mx.uint8), "y.weight": mx.zeros((2, 2))}
+    found = assemble(arrays)
+    assert set(found) == {"x.weight", "y.weight"} and isinstance(found["y.weight"], mx.array)
+    exactly(found["x.weight"], BYTES[f"fp8.{kind}.value"])
+    assert found["x.weight"].tensors["weight"].dtype == mx.uint8  # it stays in 8 bits
+
+
+def test_fp8_without_a_scale():
+    """Decided by the type: such files exist, and their numbers are the weights themselves."""
+    ones = BYTES["fp8.row.value"] / BYTES["fp8.row.scale"][:, None]
+    found = assemble({"x.weight": BYTES["fp8.weight"]})["x.weight"].decode()
+    assert mx.allclose(found, ones, rtol=1e-6)
+
+
+def nvfp4(layout: str, **more) -> dict[str, mx.array]:
+    arrays = {"weight": BYTES[f"nvfp4.{layout}.weight"], "weight_scale": BYTES[f"nvfp4.{layout}.scale"]}
+    return {f"x.{k}": w for k, w in arrays.items()} | {"x.weight_scale_2": BYTES["nvfp4.second"]} | more
+
+
+@pytest.mark.parametrize("layout, said", [("plain", {"quantization": "nvfp4"}), ("plain", {}), ("tiled", {})])
+def test_nvfp4(layout, said):
+    packed = assemble(nvfp4(layout), said)["x.weight"]
+    exactly(packed, BYTES["nvfp4.value"])
+    assert packed.tensors["weight"].dtype == mx.uint32 and packed.tensors["weight"].nbytes * 2 == packed.shape[0] * 96
+
+
+def trained(rows: int = 256, columns: int = 256) -> mx.array:
+    """Some rows and some inputs are larger, as in every trained matrix."""
+    key = iter(mx.random.split(mx.random.key(3), 3))
+    spread = 0.3 * mx.random.normal((rows, 1), key=next(key)) + 0.3 * mx.random.normal((columns,), key=next(key))
+    return mx.random.normal((rows, columns), key=next(key)) * mx.exp(spread)
+
+
+def as_nvfp4(w: mx.array, layout: str) -> dict[str, mx.array]:
+    """A matrix in the bytes of a layout."""
+    second = mx.abs(w).max() / (448 * 6)
+    codes, scales = mx.quantize(w / second, mode="nvfp4")
+    codes = codes.view(mx.uint8)
+    if layout == "tiled":
+        rows, columns = scales.shape
+        high, wide = -(-rows // 128) * 128, -(-columns // 4) * 4
+        padded = mx.zeros((high, wide), mx.uint8)
+        padded[:rows, :columns] = scales
+        r, c = mx.arange(high)[:, None], mx.arange(wide)[None]
+        offset = (r // 128 * (wide // 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+        tiled = mx.zeros((high * wide,), mx.uint8)
+        tiled[offset.flatten()] = padded.flatten()
+        codes, scales = (codes >> 4) | (codes << 4), tiled.reshape(high, wide)
+    return {"weight": codes, "weight_scale": mx.contiguous(scales), "weight_scale_2": second}
+
+
+@pytest.mark.parametrize("said", [{}, {"format": "pt"}])
+@pytest.mark.parametrize("layout", ["plain", "tiled"])
+def test_the_layout_is_found_where_no_shape_tells(layout, said):
+    w = trained()
+    packed = assemble({f"x.{k}": t for k, t in as_nvfp4(w, layout).items()}, said)["x.weight"]
+    assert mx.sqrt(((packed.decode() - w) ** 2).mean() / (w**2).mean()).item() < 0.12
+
+
+def test_metadata_goes_before_looks():
+    w = trained()
+    for layout, said in (("plain", {"quantization": "nvfp4"}), ("tiled", {"_quantization_metadata": "{}"})):
+        assert assemble(  # the other layout's bytes, on purpose: what the file says is believed
+            {f"x.{k}": t for k, t in as_nvfp4(w, "tiled" if layout == "plain" else "plain").items()}, said
+        )["x.weight"].shape == (256, 256)
+        packed = assemble({f"x.{k}": t for k, t in as_nvfp4(w, layout).items()}, said)["x.weight"]
+        assert mx.sqrt(((packed.decode() - w) ** 2).mean() / (w**2).mean()).item() < 0.12
+
+
+# ---------------------------------------------------------------- nano as a single file
+
+
+def blocks(name: str) -> bool:
+    """Is this one of the matrices that the released files quantise?"""
+    return "_blocks." in name and name.endswith(".weight") and "norm" not in name
+
+
+def single_file(path: Path, kind: str, prefix: str = "", metadata: dict | None = None) -> Path:
+    """nano's transformer in the original names, its blocks' matrices in `kind`."""
+    arrays = open_checkpoint("nano", dtype=mx.float32).weights("transformer")
+    written = {}
+    for name, w in arrays.items():
+        layer = name.removesuffix(".weight")
+        if kind == "fp8" and blocks(name) and "0.img_attn" not in name:  # two are left whole
+            scale = mx.abs(w).max().astype(mx.float32) / 448
+            written |= {f"{layer}.weight": mx.to_fp8(w.astype(mx.float32) / scale), f"{layer}.weight_scale": scale}
+            written |= {f"{layer}.input_scale": mx.array(1.0)}
+        elif kind in ("plain", "tiled") and blocks(name):
+            written |= {f"{layer}.{k}": t for k, t in as_nvfp4(w.astype(mx.float32), kind).items()}
+        else:
+            written[name] = mx.contiguous(w)
+    mx.save_safetensors(str(path), {prefix + name: w for name, w in written.items()}, metadata or {})
+    return path
+
+
+def test_a_single_file_beside_its_parts(tmp_path):
+    """Names with and without the prefix; the other parts from the file's own folder, or from where we say."""
+    file = single_file(tmp_path / "mine.safetensors", "float16", prefix="model.diffusion_model.")
+    right = Klein.from_pretrained("nano")(**WISH)
+    assert Klein.from_pretrained(file, parts="nano")(**WISH).tobytes() == right.tobytes()
+    with pytest.raises(ValueError, match='transformer alone.*parts="4b"'):
+        open_checkpoint(file, dtype=mx.float32)
+    folder = tmp_path / "whole"
+    shutil.copytree(NANO, folder, ignore=shutil.ignore_patterns("base"))
+    shutil.rmtree(folder / "transformer")
+    file = single_file(folder / "mine.safetensors", "float16")
+    assert Klein.from_pretrained(file)(**WISH).tobytes() == right.tobytes()
+
+
+def test_what_a_file_name_says(tmp_path):
+    for name, distilled, kv in (
+        ("flux-2-klein-4b.safetensors", True, False),
+        ("flux-2-klein-base-4b-fp8.safetensors", False, False),
+        ("flux-2-klein-9b-kv.safetensors", True, True),
+        ("mine.safetensors", True, False),  # as the model that it takes its parts from
+    ):
+        file = single_file(tmp_path / name, "float16")
+        info = open_checkpoint(file, dtype=mx.float32, parts="nano").info
+        assert (info.distilled, info.kv) == (distilled, kv)
+    assert not open_checkpoint(tmp_path / "mine.safetensors", dtype=mx.float32, parts="nano-base").info.distilled
+
+
+def test_an_fp8_file(tmp_path):
+    """It stays in 8 bits and draws exactly what its decoded numbers draw."""
+    file = single_file(tmp_path / "nano-fp8.safetensors", "fp8")
+    klein = Klein.from_pretrained(file, parts="nano")
+    packed = [m for _, m in klein.transformer.named_modules() if isinstance(m, PackedLinear)]
+    assert len(packed) == 24 and {m.weight.dtype for m in packed} == {mx.uint8}  # of 26 matrices, two left whole
+    exact = Klein.from_pretrained("nano", dtype=mx.float32)
+    modules = dict(exact.transformer.named_modules())
+    for name, m in klein.transformer.named_modules():
+        if isinstance(m, PackedLinear):
+            modules[name].weight = m.packed.decode()
+    assert difference(klein(**WISH), exact(**WISH)) < 0.01
+    assert difference(klein(**WISH), Klein.from_pretrained("nano")(**WISH)) < 3
+
+
+@pytest.mark.parametrize("layout, said", [("tiled", {}), ("plain", {"quantization": "nvfp4"})])
+def test_an_nvfp4_file(layout, said, tmp_path):
+    file = single_file(tmp_path / "nano-nvfp4.safetensors", layout, metadata=said)
+    klein = Klein.from_pretrained(file, parts="nano")
+    packed = [m for _, m in klein.transformer.named_modules() if isinstance(m, PackedLinear)]
+    assert len(packed) == 26 and {(m.weight.dtype, m._packing.mode) for m in packed} == {(mx.uint32, "nvfp4")}
+    assert difference(klein(**WISH), Klein.from_pretrained("nano")(**WISH)) < 20
+    with pytest.raises(ValueError, match="quantised already .nvfp4, 4 bits.: leave quantize out"):
+        open_checkpoint(file, dtype=mx.float32, parts="nano", quantize=4)
+
+
+def test_fp8_can_be_quantised(tmp_path):
+    file = single_file(tmp_path / "nano-fp8.safetensors", "fp8")
+    model = open_checkpoint(file, dtype=mx.float32, parts="nano", quantize=4).load_transformer()
+    modes = {name: m._packing.mode for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+    assert modes.pop("txt_in") == "stored"  # 288 wide, which is no multiple of 64
+    assert len(modes) > 26 and set(modes.values()) == {"affine"}
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_an_autoencoder_from_a_single_file(tmp_path):
+    """Its numbers come from its shapes. Both sets of names."""
+    arrays = load_files(NANO / "vae")
+    folder_file = tmp_path / "theirs.safetensors"
+    mx.save_safetensors(str(folder_file), arrays)
+    weights = open_checkpoint("nano", dtype=mx.float32).weights("vae")
+    ours = {k: w.transpose(0, 3, 1, 2) if w.ndim == 4 else w for k, w in weights.items()}
+    ours = {k: w[..., None, None] if "attn_1" in k and w.ndim == 2 else w for k, w in ours.items()}
+    ours["bn.num_batches_tracked"] = mx.array(0)
+    own_file = tmp_path / "ours.safetensors"
+    mx.save_safetensors(str(own_file), {k: mx.contiguous(w) for k, w in ours.items()})
+    configs = []
+    for file in (folder_file, own_file):
+        cfg, path = open_checkpoint("nano", dtype=mx.float32, parts={"vae": file}).parts["vae"]
+        assert path == file
+        configs.append(cfg)
+    right = open_checkpoint("nano", dtype=mx.float32).parts["vae"][0]
+    assert configs[0] == configs[1]
+    assert (configs[0].channels, configs[0].decoder_channels) == (right.channels, right.channels)
+    assert (configs[0].layers, configs[0].latent_channels) == (right.layers, right.latent_channels)
+    load = lambda parts: open_checkpoint("nano", dtype=mx.float32, parts=parts).load_autoencoder().parameters()
+    for (name, a), (_, b) in zip(tree_flatten(load({"vae": own_file})), tree_flatten(load(None))):
+        assert mx.array_equal(a, b), name
+
+
+def test_parts_that_make_no_sense(tmp_path):
+    with pytest.raises(ValueError, match="parts names 'unet'; a model's parts are transformer, vae, text_encoder"):
+        open_checkpoint("nano", dtype=mx.float32, parts={"unet": "nano"})
+    with pytest.raises(ValueError, match="nano is a whole model.*say which"):
+        open_checkpoint("nano", dtype=mx.float32, parts="nano-base")
+    (tmp_path / "x.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="a text encoder is a folder"):
+        open_checkpoint("nano", dtype=mx.float32, parts={"text_encoder": tmp_path / "x.safetensors"})
+    with pytest.raises(ValueError, match="no model, folder or file called 'gone.safetensors'"):
+        open_checkpoint("gone.safetensors", dtype=mx.float32)
+
+
+def test_the_transformer_of_another_folder():
+    mixed = open_checkpoint("nano", dtype=mx.float32, parts={"transformer": NANO / "base"})
+    assert mixed.parts["transformer"][1] == NANO / "base" / "transformer"
+
+
+# ---------------------------------------------------------------- the text encoder stops
+
+
+def test_layers_above_are_neither_needed_nor_read(tmp_path):
+    shutil.copytree(NANO, tmp_path / "m", ignore=shutil.ignore_patterns("base"))
+    file = tmp_path / "m" / "text_encoder" / "model.safetensors"
+    arrays = mx.load(str(file))
+    mx.eval(arrays)
+    above = [name for name in arrays if name.startswith(("model.layers.3.", "model.norm."))]
+    assert len(above) == 12
+    spoilt = {k: mx.zeros((1,)) if k in above else w for k, w in arrays.items()} | {"lm_head.weight": mx.zeros((1,))}
+    right = open_checkpoint("nano", dtype=mx.float32).load_text_encoder()
+    assert len(right.layers) == 3 and "norm" not in right and "lm_head" not in right
+    ids, mask = mx.array([[5, 6, 7]]), mx.array([[True, True, False]])
+    for change in ({k: w for k, w in arrays.items() if k not in above}, spoilt):
+        mx.save_safetensors(str(file), change)
+        assert mx.array_equal(
+            open_checkpoint(tmp_path / "m", dtype=mx.float32).load_text_encoder()(ids, mask), right(ids, mask)
+        )
+    for gone in ("model.layers.2.mlp.up_proj.weight", "model.embed_tokens.weight"):
+        mx.save_safetensors(str(file), {k: w for k, w in arrays.items() if k != gone})
+        with pytest.raises(ValueError, match=f"1 missing: {gone}"):
+            open_checkpoint(tmp_path / "m", dtype=mx.float32)
+    mx.save_safetensors(str(file), arrays | {"model.layers.0.stray.weight": mx.zeros(1)})
+    with pytest.raises(ValueError, match="1 not expected: model.layers.0.stray.weight"):
+        open_checkpoint(tmp_path / "m", dtype=mx.float32)
+
+
+# ---------------------------------------------------------------- other models
+
+
+def header_only(path: Path, names: dict[str, tuple[str, list[int]]]) -> None:
+    """A file with these tensors and no numbers in it: the disk keeps nothing for the rest."""
+    size = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1, "F8_E4M3": 1, "I64": 8}
+    header, end = {}, 0
+    for name, (dtype, shape) in names.items():
+        begin, end = end, end + size[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        f.truncate(8 + len(text) + end)
+
+
+@pytest.mark.parametrize(
+    "names, who",
+    [
+        (["double_blocks.0.img_mod.lin.weight", "vector_in.in_layer.weight", "img_in.weight"], "FLUX.1"),
+        (["model.diffusion_model.vector_in.in_layer.weight", "guidance_in.in_layer.weight"], "FLUX.1"),
+        (["guidance_in.in_layer.weight", "single_blocks.47.linear1.weight"], r"FLUX.2 \[dev\]"),
+    ],
+)
+def test_files_of_other_models(names, who, tmp_path):
+    header_only(tmp_path / "x.safetensors", {name: ("BF16", [2, 2]) for name in names})
+    with pytest.raises(ValueError, match=rf"x.safetensors is {who}, and kleinlite runs FLUX.2 \[klein\]: take 4b"):
+        open_checkpoint(tmp_path / "x.safetensors", dtype=mx.float32, parts="nano")
+
+
+@pytest.mark.parametrize(
+    "file, change, who",
+    [
+        ("model_index.json", {"_class_name": "FluxPipeline"}, "FLUX.1"),
+        ("model_index.json", {"_class_name": "Flux2Pipeline"}, r"FLUX.2 \[dev\]"),
+        ("model_index.json", {"_class_name": "ZImagePipeline"}, "a ZImagePipeline"),
+        ("transformer/config.json", {"_class_name": "FluxTransformer2DModel"}, "FLUX.1"),
+        ("transformer/config.json", {"joint_attention_dim": 15360}, r"FLUX.2 \[dev\]"),
+        ("transformer/config.json", {"num_single_layers": 48}, r"FLUX.2 \[dev\]"),
+        ("text_encoder/config.json", {"architectures": ["Mistral3ForConditionalGeneration"]}, ".*Mistral"),
+        ("vae/config.json", {"_class_name": "AutoencoderKL"}, "a AutoencoderKL"),
+    ],
+)
+def test_folders_of_other_models(file, change, who, tmp_path):
+    shutil.copytree(NANO, tmp_path / "m")
+    path = tmp_path / "m" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=rf"{file} is {who}.*, and kleinlite runs FLUX.2 \[klein\]"):
+        open_checkpoint(tmp_path / "m", dtype=mx.float32)
+
+
+def test_kv():
+    assert not open_checkpoint("nano", dtype=mx.float32).info.kv
+
+
+def test_kv_by_its_index(tmp_path):
+    shutil.copytree(NANO, tmp_path / "m")
+    index = tmp_path / "m" / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "Flux2KleinKVPipeline"}))
+    assert open_checkpoint(tmp_path / "m", dtype=mx.float32).info.kv
