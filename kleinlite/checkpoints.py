@@ -2,7 +2,7 @@
 
 We open the files in which models are published, give every tensor its place, and refuse what does not fit.
 
-Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal 37ed6264)
+Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal fde7c7fe)
 """
 
 import json
@@ -294,7 +294,7 @@ class ModelInfo:
 
 def part_config(kind: str, path: Path, index: dict) -> TransformerConfig | AutoencoderConfig | TextEncoderConfig:
     """The numbers of one part, from its folder's config.json or its single file's header."""
-    if path.is_dir():
+    if not path.is_file():
         c = read_json(path / "config.json")
         stranger(path / "config.json", c)
         if kind == "text_encoder":
@@ -526,7 +526,7 @@ def open_checkpoint(
         try:
             configs[kind] = part_config(kind, paths[kind], index)
         except KeyError as e:
-            where = f"A config.json in {folder}" if paths[kind].is_dir() else paths[kind]
+            where = paths[kind] if paths[kind].is_file() else f"A config.json in {folder}"
             raise ValueError(f"{where} says nothing about {e}: is this another kind of model?") from None
     check_parts(folder, configs["transformer"], configs["vae"], configs["text_encoder"], load_tokenizer(folder))
     info = model_info(str(name), folder, paths, index, configs["text_encoder"].tokens)

@@ -97,30 +97,33 @@ def row(c: Cost) -> str:
     return f"| {c.setting} | {c.bits:.2f} | {c.megabytes:,.1f} | {typical:.1%} | {worst} | {c.difference:.1f} |"
 
 
-def speed(settings: Iterable[int | str], rows: Sequence[int] = (64, 256, 768, 1536)) -> Iterator[tuple[int, dict]]:
-    """Time of one single block of the 4B's shape with packed weights / with float32 weights, for each count of tokens.
+def speed(setting: int | str, tokens: Sequence[int] = (64, 256, 768, 1536)) -> dict[int, float]:
+    """Time of one single block of the 4B's shape, packed / its time in float32, for each count of tokens.
 
-    All are timed in turns, five times, and the best counts: other work comes and goes. Processor time, if there is one
-    core or the work is kept to one (OPENBLAS_NUM_THREADS=1); then a busy machine does not change the ratio.
+    setting: as for `quantize`, or "bfloat16", the matrices kept in 16 bits. Both are timed in turns, four times, and
+    the best counts: other work comes and goes. With OPENBLAS_NUM_THREADS=1 it is processor time, which a busy machine
+    changes least.
     """
     cfg = TransformerConfig()
-    blocks = {"float32": SingleBlock(cfg)}
-    weights = {k: w.astype(mx.bfloat16) for k, w in tree_flatten(blocks["float32"].parameters())}
-    for setting in ("bfloat16", *settings):
-        blocks[setting] = fill(SingleBlock(cfg), weights, mx.float32, keep=True)
-        if setting in PACKINGS:
-            quantise(blocks[setting], PACKINGS[setting], mx.float32)
-    mx.eval([block.parameters() for block in blocks.values()])
+    whole, packed = SingleBlock(cfg), SingleBlock(cfg)
+    mx.eval(whole.parameters())
+    weights = {k: w.astype(mx.bfloat16) for k, w in tree_flatten(whole.parameters())}
+    fill(packed, weights, mx.float32, keep=True)
+    if setting != "bfloat16":
+        quantise(packed, PACKINGS[setting], mx.float32)
+    del weights
     clock = time.process_time if os.environ.get("OPENBLAS_NUM_THREADS") == "1" else time.perf_counter
-    for n in rows:
+    ratios = {}
+    for n in tokens:
         x, mod = mx.random.normal((1, n, cfg.d)), [mx.zeros((1, 1, cfg.d))] * 3
-        rope, best = rope_table(mx.zeros((n, 4), dtype=mx.int32), cfg.axes, cfg.theta), dict.fromkeys(blocks, math.inf)
-        for _ in range(5):
-            for name, block in blocks.items():
+        rope, best = rope_table(mx.zeros((n, 4), dtype=mx.int32), cfg.axes, cfg.theta), [math.inf, math.inf]
+        for _ in range(4):
+            for i, block in enumerate((whole, packed)):
                 start = clock()
                 mx.eval(block(x, mod, rope))
-                best[name] = min(best[name], clock() - start)
-        yield n, {name: seconds / best["float32"] for name, seconds in best.items()}
+                best[i] = min(best[i], clock() - start)
+        ratios[n] = best[1] / best[0]
+    return ratios
 
 
 def main() -> None:
@@ -132,8 +135,9 @@ def main() -> None:
     args = parser.parse_args()
     settings = [int(s) if s.isdigit() else s for s in args.only] if args.only else PACKINGS
     if args.speed:
-        for n, ratios in speed(settings):
-            print(f"{n} tokens:", ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()), flush=True)
+        for setting in ("bfloat16", *settings):
+            ratios = ", ".join(f"{n} tokens {ratio:.2f}" for n, ratio in speed(setting).items())
+            print(f"{setting}: {ratios}", flush=True)
         return
     print(HEADER)
     for c in costs(args.model, settings, width=args.size, height=args.size):

@@ -3,7 +3,7 @@
 We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
 a transformer that learns to paint them.
 
-Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 98c682da)
+Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 66649b8a)
 """
 
 import math
@@ -364,7 +364,7 @@ def flow_optimizer(steps: int, rate: float = 1.0) -> optim.Optimizer:
 
     Muon makes every update of a matrix act equally strongly in all directions.
     """
-    warmup = min(100, steps // 10)
+    warmup = min(100, max(1, steps // 10))
     muon = optim.Muon(learning_rate(rate * 0.02, steps, warmup), momentum=0.95, weight_decay=0.0)
     adam = optim.AdamW(
         learning_rate(rate * 2e-3, steps, warmup), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True

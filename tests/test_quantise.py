@@ -7,7 +7,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from kleinlite import Klein, export
+from kleinlite import Klein, export, quality
 from kleinlite.checkpoints import open_checkpoint
 from kleinlite.pipeline import to_pixels
 from kleinlite.quantisation import (
@@ -291,3 +291,16 @@ def test_a_copy_needs_little_memory(tmp_path):
     export.quantize_model("nano", tmp_path / "q", 4, progress=False)
     largest = max(w.nbytes for w in open_checkpoint("nano", dtype=mx.float32).weights("transformer").values())
     assert mx.get_peak_memory() - before < 3 * largest
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_the_table_of_costs(capsys):
+    [cost] = quality.costs("nano", (8,), prompts=quality.PROMPTS[:1])
+    assert cost.setting == 8 and cost.bits == 8.5 and 0 < cost.difference < 2
+    assert max(cost.errors.values()) == cost.errors[cost.worst] < ERROR[8]
+    assert len(cost.errors) == 34  # every matrix but txt_in, which is 288 wide
+    packed = open_checkpoint("nano", dtype=mx.float16, quantize=8).load_transformer()
+    assert cost.megabytes * 1e6 == sum(w.nbytes for _, w in tree_flatten(packed.parameters()))
+    assert quality.row(cost).startswith("| 8 | 8.50 | 2.5 | ") and quality.HEADER.count("|") == 14

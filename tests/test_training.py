@@ -284,7 +284,7 @@ def test_flow_loss_takes_its_times_as_shifted_as_it_is_told(world):
 # ---------------------------------------------------------------- several processes
 
 TWO = """
-import json, os, sys
+import json, os, sys, tempfile
 from pathlib import Path
 import mlx.core as mx
 from kleinlite.training import SHARE, Run, flow_loss, flow_optimizer, initialise
@@ -294,7 +294,8 @@ from mlx.utils import tree_flatten
 group, out = mx.distributed.init(), Path(sys.argv[1])
 path = out / f"{group.size()}-{group.rank()}" / "run.safetensors"
 table = mx.random.normal((20, 12), key=mx.random.key(0))
-os.environ["TMPDIR"] = str(out / f"temporary-{group.rank()}")  # MLX compiles there, and must not write a file twice
+# MLX compiles into this folder: two processes must not write the same file there.
+os.environ["TMPDIR"] = str(Path(tempfile.gettempdir()) / f"kleinlite-process-{group.rank()}")
 os.makedirs(os.environ["TMPDIR"], exist_ok=True)
 
 

@@ -27,10 +27,15 @@ from golden_tools import GOLDENS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "notebooks" / "parity.md"
-TESTS = ("test_parity_blocks.py", "test_pipeline_golden.py", "test_nano.py::test_diffusers_draws_the_same")
+TESTS = (
+    "test_parity_blocks.py",
+    "test_kv_cache.py",
+    "test_pipeline_golden.py",
+    "test_nano.py::test_diffusers_draws_the_same",
+)
 CHAPTERS = {
     "autoencoder": "01_autoencoder", "position_ids": "02_position_ids", "text_encoder": "03_text_encoder",
-    "sampling": "04_sampling", "transformer": "05_transformer",
+    "sampling": "04_sampling", "transformer": "05_transformer", "kv_cache": "09_kv_cache",
 }  # fmt: skip
 WORDS = {  # what a test compares, where its name does not say it well
     "autoencoder_res_block": "residual block, with and without a change of width",
@@ -58,6 +63,11 @@ WORDS = {  # what a test compares, where its name does not say it well
     "transformer reference": "… with one reference picture",
     "transformer two_references": "… with two reference pictures",
     "transformer batch": "… with a batch at two times",
+    "kv_cache_block one_reference": "keys and values that each block keeps",
+    "kv_cache_block two_references": "… of two references, in a batch",
+    "kv_cache_velocity one_reference": "velocities that look them up, first step and later",
+    "kv_cache_velocity two_references": "… with two references, a batch at two times",
+    "kv_cache_trajectory": "whole edits with no, one and two references, and a batch: latents after every step",
 }
 PIPELINE = {
     "features": "text features", "encode": "a picture's latents", "decode": "the decoded picture",
@@ -98,7 +108,7 @@ models' original code does. Where neither is involved, what is left is the round
 - **The reference's own choices.** We follow diffusers where it and the original code part: pixels are rounded, not cut
   off (one level of 255 at most), and a reference picture may have 1024² pixels at most. We refuse a prompt of more
   than 512 tokens, which diffusers cuts.
-- **The key/value cache, quantised files and LoRA**, which this edition does not have.
+- **Quantised files and LoRA**, which this edition does not have.
 - **Whether the pictures are good.** For klein-nano that is measured by a judge: `python -m kleinlite.evaluate`.
 
 ## Run it yourself
@@ -195,7 +205,7 @@ def blocks(errors: dict) -> str:
     parts = []
     for module, rows in tables.items():
         chapter = CHAPTERS[module]
-        title = module.replace("_", " ").capitalize()
+        title = module.replace("_", " ").capitalize().replace("Kv", "Key/value")
         lines = [f"### {title}", "", f"Built in [chapter {int(chapter[:2])}]({chapter}.ipynb).", ""]
         lines += ["| compared | ordinary | small |", "|---|--:|--:|"]
         for name, columns in rows.items():
