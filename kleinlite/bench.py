@@ -120,6 +120,7 @@ def bytes_read() -> float:
     return float(re.search(r"rchar: (\d+)", counts.read_text())[1]) if counts.exists() else math.nan
 
 
+PARTS = {"text_encoder": TextEncoder, "vae": Autoencoder}  # of which a picture needs only some layers
 PROMPT = "a red fox in the snow, 85 mm"
 
 
@@ -184,9 +185,13 @@ def predict(klein: Klein, plan: Plan, size: int, steps: int, base: int) -> dict[
         "step": plan.transformer + plan.step,
         "decode": stays * plan.transformer + plan.autoencoder + plan.decode,
     }
-    whole = TextEncoder(klein.checkpoint.parts["text_encoder"][0]).parameters()
-    total = sum(w.size for _, w in tree_flatten(whole))
-    read = {"prompt": on_disk("text_encoder") * used / total, "load": on_disk("transformer"), "decode": on_disk("vae")}
+    count = lambda module: sum(w.size for _, w in tree_flatten(module.parameters()))
+    encoder, vae = (kind(klein.checkpoint.parts[name][0]) for name, kind in PARTS.items())
+    read = {
+        "prompt": on_disk("text_encoder") * used / count(encoder),
+        "load": on_disk("transformer"),
+        "decode": on_disk("vae") * count(vae.decoder) / count(vae),
+    }
     seconds = {stage: operations / rate for stage, operations in flops.items()}
     stages = ["prompt", "load", *(f"step {i}" for i in range(1, steps + 1)), "decode"]
     cost = lambda kind: Cost(seconds.get(kind, math.nan), base + memory[kind], memory[kind], read.get(kind, 0.0))

@@ -2,7 +2,7 @@
 
 We open the files in which models are published, give every tensor its place, and refuse what does not fit.
 
-Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal fde7c7fe)
+Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal ba9eb6a5)
 """
 
 import json
@@ -318,13 +318,6 @@ def find_folder(name: str) -> Path:
         return Path(str(files("kleinlite"))) / BUNDLED[name]
     if Path(name).exists():
         return Path(name)
-    repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith(".")
-    if name.lower() not in hub.MODELS and name.lower() != hub.SMALL_DECODER and not repository:
-        known = ", ".join([*BUNDLED, *hub.MODELS])
-        raise ValueError(
-            f"There is no model, folder or file called {name!r}. Known models: {known}; or give a hub repository "
-            "(owner/name), a folder in the released layout, or a .safetensors file."
-        )
     return hub.fetch(name)
 
 
@@ -473,7 +466,8 @@ def locate(name: str, parts: str | Path | dict[str, str | Path] | None) -> tuple
             )
         folder = path
     elif parts is not None and not chosen:
-        folder = find_folder(str(parts))
+        here = parts in BUNDLED or Path(parts).exists()  # else fetched, without another transformer's weights
+        folder = find_folder(str(parts)) if here else hub.fetch_parts(str(parts))
     elif (path.parent / "model_index.json").exists():
         folder = path.parent
     elif not Path(name).exists():  # a released single file: the hub knows where the rest is

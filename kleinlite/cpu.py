@@ -9,7 +9,7 @@ MLX is made for Apple's chips. Its Linux CPU build gives the same results, but f
   The functions below use an exp made of plain MLX operations, which run on several values at once;
 - convolutions and attention, which are large: MLX lays out every pixel's neighbourhood, nine times the picture for a
   3 × 3 filter, or all scores at once, and starts on the next operation before the last is done. `conv2d` and
-  `attention` work on a few rows at a time: the same result, in less memory and no more time.
+  `attention` work on a few rows at a time: the same result in less memory, in about the same time.
 
 Inside `mx.compile` those operations become two or three loops; so compile a training step. (Under `mx.grad`
 alone nothing is compiled, which is still quicker than MLX's own exp but half as quick as it could be. MLX
@@ -116,7 +116,7 @@ def softmax(x: mx.array, axis: int = -1) -> mx.array:
     return _fast_softmax(x.swapaxes(axis, -1)).swapaxes(axis, -1)
 
 
-SCORES = 16 * 2**20  # bytes of scores at a time
+SCORES = 32 * 2**20  # bytes of scores at a time
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None = None) -> mx.array:

@@ -3,7 +3,7 @@
 We make editing cheaper: what the reference pictures have to say is worked out once, and every step only looks it
 up.
 
-Promoted from notebooks/09_kv_cache.ipynb: edit there, then run `make promote`. (seal b8042d22)
+Promoted from notebooks/09_kv_cache.ipynb: edit there, then run `make promote`. (seal a0ee8b7a)
 """
 
 from collections.abc import Callable
@@ -78,4 +78,4 @@ class KleinKV(Klein):
 
     def _field(self, txt, references, grids, grid) -> Callable[[mx.array, float], mx.array]:
         field = velocity_field if references is None else cached_field
-        return field(self.transformer, txt, references, grids, grid)
+        return field(self._part("transformer"), txt, references, grids, grid)

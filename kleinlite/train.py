@@ -72,7 +72,7 @@ GUIDANCE = 3.0  # what the distilled model learns to do without being asked
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
 STEPS = {
-    "autoencoder": 2000, "decoder": 1500, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 3000,
+    "autoencoder": 2000, "decoder": 900, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 4900,
     "distill": 240,
 }  # fmt: skip
 STAGES = (*STEPS, "export")
@@ -286,7 +286,7 @@ class Recipe:
         def report() -> str:
             return f"held-out PSNR {psnr(averaged(run.path, best).decode(z), x):.2f} dB"
 
-        self.train(run, until, decoder_loss, lambda step: decoder_batch(model, step, 8, SIZE), report)
+        self.train(run, until, decoder_loss, lambda step: decoder_batch(model, step, 4, SIZE), report)
 
     def text_encoder(self) -> None:
         until, tokenizer = self.steps["text_encoder"], self.tokenizer()
@@ -309,11 +309,18 @@ class Recipe:
         initialise(model, mx.random.key(3), damp=last, damping=0.2)
         self.train_flow("transformer", model, self.data())
 
-    def train_flow(self, stage: str, model: Transformer, batches: Callable, rate: float = 1.0, decay: float = 0.999):
+    def train_flow(
+        self, stage: str, model: Transformer, batches: Callable, rate: float = 1.0, decay: float = 0.999,
+        edit_shift: float = 6.0,
+    ) -> None:  # fmt: skip
         until, text_encoder = self.steps[stage], self.trained_text_encoder()
         self.finished_autoencoder()  # for the samples
         run = Run(self.file(stage), model, flow_optimizer(until, rate), decay)
-        loss = lambda model, *batch: flow_loss(model, text_encoder, GRID, *batch)
+
+        def loss(model: Transformer, clean: mx.array, references: mx.array, *rest: mx.array) -> mx.array:
+            shift = edit_shift if references.shape[1] else 6.0
+            return flow_loss(model, text_encoder, GRID, clean, references, *rest, shift=shift)
+
         self.train(run, until, loss, batches, lambda: self.grid(stage, distilled=False))
 
     def sharpen(self) -> None:
@@ -324,28 +331,27 @@ class Recipe:
         self.train_flow("sharpen", model, data, rate=0.6, decay=0.99)
 
     def edits(self) -> None:
-        """Go on with two batches of edits after each one of pictures; those of two things twice as often."""
+        """Go on with three batches of edits after each one of pictures; those of two things twice as often.
+
+        Which of two things is meant is decided in nothing but noise, so edits are learned there most (shift 16).
+        """
         data = self.data()
         data.seeds += alike(data)
-        data.ones += [seed for seed in data.ones if len(data.edits[seed][0][0].things) == 2]
-
-        def batches(step: int) -> tuple:
-            turn, kind = divmod(step, 3)
-            return data(4 * turn if kind == 0 else 4 * (2 * turn + kind - 1) + 3)  # FlowData's edits: every fourth step
-
+        data.ones += of_two_things(data)
         model = self.trained("sharpen", Transformer(TRANSFORMER))
-        self.train_flow("edits", model, batches, rate=0.5, decay=0.995)
+        self.train_flow("edits", model, mixed(data, edits=3), rate=0.6, decay=0.995, edit_shift=16.0)
 
     def distill(self) -> None:
         until, data, text_encoder = self.steps["distill"], self.data(), self.trained_text_encoder()
         self.finished_autoencoder()  # for the samples
+        data.ones += of_two_things(data)
         teacher, student = (self.trained("edits", Transformer(TRANSFORMER)) for _ in range(2))
         teacher.freeze()
         empty = text_encoder(*tokenize(self.tokenizer(), [""], TOKENS))
         optimizer = optim.AdamW(learning_rate(5e-4, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
         run = Run(self.file("distill"), student, optimizer, decay=0.99)
         loss = lambda model, *batch: distill_loss(model, teacher, text_encoder, empty, GUIDANCE, GRID, *batch)
-        self.train(run, until, loss, data, lambda: self.grid("distill", distilled=True))
+        self.train(run, until, loss, mixed(data, edits=1), lambda: self.grid("distill", distilled=True))
 
     def export(self) -> Path:
         """Write `nano` (distilled) and inside it `base`, ready to be bundled."""
@@ -372,6 +378,21 @@ class Recipe:
         drawn = Klein.from_pretrained(preview)(list(SAMPLES), seed=[0] * len(SAMPLES), progress=False, **more)
         contact_sheet(drawn).save(self.folder / f"{name}.png")
         return f"samples in {self.folder / name}.png"
+
+
+def mixed(data: FlowData, edits: int) -> Callable[[int], tuple]:
+    """Batches by turns: one of pictures, then `edits` of edits, which FlowData has at every fourth of its steps."""
+
+    def batches(step: int) -> tuple:
+        turn, kind = divmod(step, 1 + edits)
+        return data(4 * turn if kind == 0 else 4 * (edits * turn + kind - 1) + 3)
+
+    return batches
+
+
+def of_two_things(data: FlowData) -> list[int]:
+    """The edits whose picture has two things."""
+    return [seed for seed in data.ones if len(data.edits[seed][0][0].things) == 2]
 
 
 def alike(data: FlowData) -> list[int]:

@@ -1,6 +1,5 @@
 """klein-nano as it is bundled: its size, what it draws, and that diffusers draws the same with its files."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -8,10 +7,10 @@ import pytest
 
 from kleinlite import Klein
 from kleinlite.checkpoints import find_folder
-from kleinlite.evaluate import asked, held_out_captions, judge, shown, tally
+from kleinlite.evaluate import asked, edited, held_out_captions, held_out_edits, judge, shown, tally
 from kleinlite.pipeline import to_images, to_pixels
 from kleinlite.sampling import noise
-from kleinlite.scenes import draw, sample_edit
+from kleinlite.scenes import draw
 from kleinlite.training import pictures, psnr
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -73,7 +72,7 @@ def test_diffusers_live(nano, tmp_path):
 
 def test_the_autoencoder_keeps_pictures(nano):
     x = pictures(range(20_000_000, 20_000_032), 96)
-    assert psnr(nano.autoencoder.decode(nano.autoencoder.encode(x)), x) > 29
+    assert psnr(nano.autoencoder.decode(nano.autoencoder.encode(x)), x) > 32
 
 
 def test_it_draws_what_it_is_told(nano):
@@ -82,15 +81,15 @@ def test_it_draws_what_it_is_told(nano):
     drawn = nano([caption for _, caption in cases], seed=list(range(60)), progress=False)
     results = [shown(judge(p), scene, asked(scene, caption)) for (scene, caption), p in zip(cases, drawn)]
     by_kind, attributes, _ = tally(results)
-    assert attributes > 0.85, by_kind
-    assert by_kind["colour"] > 0.85 and by_kind["place"] > 0.9, by_kind
+    assert attributes > 0.94, by_kind
+    assert min(by_kind[what] for what in ("kind", "colour", "place")) > 0.88, by_kind
 
 
 def test_it_edits(nano):
-    """What the instruction names changes, and the rest stays, most of the time."""
-    cases = [case for case in map(sample_edit, range(6_000_000, 6_000_080)) if len(case[0][0].things) < 2][:30]
-    right = 0
-    for seed, (references, text, target) in enumerate(cases):
-        seen = judge(nano(text, images=[draw(r) for r in references], seed=seed, progress=False))
-        right += replace(seen, jitter=0) == replace(target, jitter=0)
-    assert right >= 15, f"{right} of {len(cases)} edits show the asked scene and no other change"
+    """What the instruction names changes, and the rest stays, most of the time; the README has the whole table."""
+    made, kept = [], []
+    for seed, (before, text, after) in enumerate(held_out_edits(40)):
+        seen = judge(nano(text, images=[draw(scene) for scene in before], seed=seed, progress=False))
+        for rows, row in zip((made, kept), edited(seen, before[0], after)):
+            rows.append(row)
+    assert tally(made)[1] > 0.75 and tally(kept)[1] > 0.75
