@@ -273,8 +273,6 @@ def generate(args: argparse.Namespace) -> None:
     start = time.perf_counter()
     picture = klein(**wishes | {"seed": seed}, progress=sys.stderr.isatty())
     seconds = time.perf_counter() - start
-    if quantize is not None:
-        picture.info["kleinlite"]["quantize"] = quantize
     path = args.output or new_name(prompt, seed)
     save_picture(picture, path)
     name = model if quantize is None else f"{model} in {in_words(quantize)}"

@@ -2,7 +2,7 @@
 
 We join all parts: a prompt goes in, a picture comes out; and with reference pictures in, it edits.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 7f56a94e)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal c0de5efc)
 """
 
 import html
@@ -291,6 +291,7 @@ class Parts:
     def __init__(self, checkpoint: Checkpoint, keep_loaded: bool = False):
         self.checkpoint, self.info, self.keep_loaded = checkpoint, checkpoint.info, keep_loaded
         self.bits = bits_per_weight(checkpoint)
+        self._packed = next(({"quantize": q} for q, p in PACKINGS.items() if p == checkpoint.packing), {})
         self._parts, self._yours, self._features = {}, set(), {}  # in memory; asked for; of the last prompts
 
     def _part(self, name: str, yours: bool = False):
@@ -447,7 +448,7 @@ class Klein(Parts):
             latents = step.latents
         pictures = to_images(self._part("autoencoder").decode(latents.reshape(len(request.prompts), *request.grid, -1)))
         for i, picture in enumerate(pictures):
-            picture.info["kleinlite"] = request.describe(i)
+            picture.info["kleinlite"] = request.describe(i) | self._packed
         return pictures[0] if request.single else pictures
 
     def stream(
