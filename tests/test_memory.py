@@ -229,9 +229,11 @@ def test_the_plan_is_near_what_is_measured():
     klein = Klein.from_pretrained("nano")
     request = pipeline.check_request(klein.info, "a", (), 256, 256, 1, None, "", 7)
     plan = pipeline.plan_request(klein.checkpoint, request, 32)
+    others = mx.get_active_memory()  # what other tests keep
     measured = bench.measure(klein, 256, 1)
-    for stage, predicted in {"step 1": plan.transformer + plan.step, "decode": plan.autoencoder + plan.decode}.items():
-        assert 2 / 3 < measured[stage].arrays / (predicted + (stage == "decode") * plan.transformer) < 4 / 3, stage
+    step, decode = plan.transformer + plan.step, plan.transformer + plan.autoencoder + plan.decode
+    for stage, predicted in {"step 1": step, "decode": decode}.items():
+        assert 2 / 3 < (measured[stage].arrays - others) / predicted < 4 / 3, stage
 
 
 # ---------------------------------------------------------------- the page "Which machine runs what"
