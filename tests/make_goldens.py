@@ -957,14 +957,18 @@ def check():
     return bad
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def asked_to_check(about: str) -> bool:
+    """Read the command line of a script that writes goldens, and set torch up for it."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare with the files")
-    args = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
+    return parser.parse_args().check
+
+
+def main():
     start = time.time()
-    bad = check() if args.check else write()
+    bad = check() if asked_to_check(__doc__) else write()
     print(f"{time.time() - start:.1f} s")
     raise SystemExit(f"{bad} differ" if bad else 0)
 

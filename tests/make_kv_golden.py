@@ -11,14 +11,13 @@ parts and runs them in the 9b-kv way, so the weights need not have been trained 
 (steps + 1, pictures, n, 128), and `<run>.image`: (pictures, h, w, 3), 8 bits. References are those of `tiny/meta.json`.
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import torch
 from diffusers import Flux2KleinKVPipeline
 from diffusers.utils import logging
-from make_goldens import File
+from make_goldens import File, asked_to_check
 from make_pipeline_golden import PIPELINES, REFERENCES, gradients, prepare
 from run_diffusers import load
 from safetensors.torch import load_file, save_file
@@ -67,15 +66,11 @@ def compute():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, compare with the files")
-    args = parser.parse_args()
-    torch.set_grad_enabled(False)
-    torch.set_num_threads(1)
+    only_check = asked_to_check(__doc__)
     logging.set_verbosity_error()
     file, path = compute(), FOLDER / "expected.safetensors"
     meta = {"runs": RUNS, "with": json.loads(file.metadata()["made"])["with"]}
-    if args.check:
+    if only_check:
         old = load_file(path)
         same = old.keys() == file.keys() and all(
             torch.allclose(old[k].float(), v.float(), 1e-4, 1e-4) for k, v in file.items()
