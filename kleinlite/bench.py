@@ -28,20 +28,12 @@ from mlx.utils import tree_flatten
 
 from .autoencoder import Autoencoder, AutoencoderConfig
 from .checkpoints import autoencoder_sources, find_folder, for_folder, text_encoder_sources, transformer_sources
-from .configs import autoencoder_json, model_index, text_encoder_json, transformer_json
+from .configs import RELEASED, autoencoder_json, model_index, text_encoder_json, transformer_json
 from .export import shards, write_weights
 from .pipeline import Klein, Plan, check_request, machine_memory, parameters, plan_request
 from .quantisation import PACKINGS
 from .text_encoder import TextEncoder, TextEncoderConfig
 from .transformer import Transformer, TransformerConfig
-
-CONFIGS = {
-    "4b": (TransformerConfig(), TextEncoderConfig()),
-    "9b": (
-        TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=12288),
-        TextEncoderConfig(d=4096, d_mlp=12288, tied=False),
-    ),
-}
 
 # ---------------------------------------------------------------- a random model in the released layout
 
@@ -230,18 +222,10 @@ def full(model: str, folder: Path, size: int, steps: int) -> None:
     """Write a random model and print its ledger in three precisions, each in a process of its own."""
     if not (folder / "model_index.json").exists():
         print(f"writing a random {model} ...", file=sys.stderr)
-        write_model(folder, *CONFIGS[model], AutoencoderConfig())
+        write_model(folder, *RELEASED[model], AutoencoderConfig())
     for quantize in ([], ["--quantize", "8"], ["--quantize", "4"]):
-        command = [
-            sys.executable,
-            "-m",
-            "kleinlite.bench",
-            str(folder),
-            *quantize,
-            f"--size={size}",
-            f"--steps={steps}",
-        ]
-        subprocess.run(command, check=True)
+        options = [str(folder), *quantize, f"--size={size}", f"--steps={steps}"]
+        subprocess.run([sys.executable, "-m", "kleinlite.bench", *options], check=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -250,7 +234,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quantize", choices=[str(q) for q in PACKINGS], help="bits per weight, or a format")
     parser.add_argument("--size", type=int, help="height and width in pixels, a multiple of 16")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--full", choices=list(CONFIGS), nargs="?", const="4b", help="a random model of this size")
+    parser.add_argument("--full", choices=list(RELEASED), nargs="?", const="4b", help="a random model of this size")
     parser.add_argument("--keep", type=Path, help="with --full: write it into this folder, or take it from there")
     args = parser.parse_args(arguments)
     if not args.full:

@@ -367,12 +367,12 @@ def predict(name: str, width: int, height: int, quantize: int | str | None) -> P
     """The memory that a released model takes for a picture, known before its files are here."""
     from . import hub
     from .autoencoder import AutoencoderConfig
-    from .bench import CONFIGS
+    from .configs import RELEASED
     from .pipeline import memory_plan
     from .quantisation import packing
 
     model = hub.MODELS[name.lower()]
-    configs = *CONFIGS["4b" if model.size is hub.B4 else "9b"], AutoencoderConfig()
+    configs = *RELEASED["4b" if model.size is hub.B4 else "9b"], AutoencoderConfig()
     bits = packing(quantize).bits_per_weight if quantize else (8 * model.weights / model.size.transformer, 16)
     return memory_plan(*configs, width=width, height=height, bits=bits)
 

@@ -15,6 +15,16 @@ from .autoencoder import AutoencoderConfig
 from .text_encoder import TextEncoderConfig
 from .transformer import TransformerConfig
 
+# ---------------------------------------------------------------- the released sizes
+
+RELEASED = {  # transformer and text encoder
+    "4b": (TransformerConfig(), TextEncoderConfig()),
+    "9b": (
+        TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=12288),
+        TextEncoderConfig(d=4096, d_mlp=12288, tied=False),
+    ),
+}
+
 # ---------------------------------------------------------------- config.json → dataclass
 
 

@@ -42,6 +42,7 @@ from .scenes import (
     Thing,
     captions,
     draw,
+    edit_held_out,
     held_out,
     sample,
     sample_edit,
@@ -227,7 +228,7 @@ def edited(seen: Scene, before: Scene, after: Scene) -> tuple[dict[str, bool], d
 def held_out_edits(count: int, first: int = 20_000_000) -> list[tuple[tuple[Scene, ...], str, Scene]]:
     """`count` edits of held-out scenes with held-out instructions, the same every time."""
     edits = (sample_edit(seed) for seed in itertools.count(first))
-    fresh = (edit for edit in edits if held_out(f"{captions(edit[0][0])[-1]}: {edit[1]}"))
+    fresh = (edit for edit in edits if edit_held_out(edit[0][0], edit[1]))
     return list(itertools.islice(fresh, count))
 
 

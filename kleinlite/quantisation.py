@@ -3,9 +3,10 @@
 We keep the weights in 8 bits or in 4, by a formula short enough to work out by hand, and multiply with them as they
 are.
 
-Promoted from notebooks/10_quantisation.ipynb: edit there, then run `make promote`. (seal 0ade507d)
+Promoted from notebooks/10_quantisation.ipynb: edit there, then run `make promote`. (seal 6749aed5)
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -358,11 +359,15 @@ def worth_packing(shape: tuple[int, int], total: int, p: Packing) -> bool:
 
 
 def quantise(module: nn.Module, p: Packing, dtype: mx.Dtype, after: Callable[[], None] = lambda: None) -> nn.Module:
-    """Pack the matrices of a module, one after the other; `after` is called after each. Returns the module."""
+    """Pack the matrices of a module, one after the other; `after` is called after each. Returns the module.
+
+    The largest comes first: while it is there in both forms, the others are not yet in memory.
+    """
     layers = {path: m for path, m in module.named_modules() if isinstance(m, (nn.Linear, nn.Embedding, PackedLinear))}
     matrix = lambda m: m.packed if isinstance(m, PackedLinear) else m.weight
-    total = sum(d_out * d_in for d_out, d_in in (matrix(m).shape for m in layers.values()))
-    for path in list(layers):
+    sizes = {path: math.prod(matrix(layer).shape) for path, layer in layers.items()}
+    total = sum(sizes.values())
+    for path in sorted(layers, key=sizes.get, reverse=True):
         layer = layers.pop(path)
         w = matrix(layer)
         if worth_packing(w.shape, total, p):

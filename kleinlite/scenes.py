@@ -7,10 +7,11 @@ from a seed: `sample(seed)` is the same scene everywhere.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from PIL import Image, ImageDraw
 
@@ -112,9 +113,13 @@ def sample(seed: int) -> Scene:
     )  # fmt: skip
 
 
+def _a(words: str) -> str:
+    return f"{'an' if words.startswith('orange') else 'a'} {words}"
+
+
 def captions(scene: Scene) -> list[str]:
     """Every sentence of the grammar that describes the scene, from short to complete."""
-    a = [f"a {t.colour} {t.kind}".replace("a orange", "an orange") for t in scene.things]
+    a = [_a(f"{thing.colour} {thing.kind}") for thing in scene.things]
     if not scene.is_landscape:
         on = f"on a {scene.background} background"
         if len(a) == 1:
@@ -126,7 +131,7 @@ def captions(scene: Scene) -> list[str]:
         pairs = [f"{a[0]} {there} {a[1]}", f"{a[1]} {back} {a[0]}"]
         return pairs + [f"{p} {on}" for p in pairs]
     ground, when = GROUNDS[scene.ground][0], WHEN[scene.sky]
-    sun = f"{'an' if scene.sky == 'sunset' else 'a'} {SUNS[scene.sky]}"
+    sun = _a(SUNS[scene.sky])
     body = "moon" if scene.sky == "night" else "sun"
     side = f"with the {body} on the {scene.sun_side}"
     if not a:
@@ -146,6 +151,51 @@ def held_out(caption: str) -> bool:
     return zlib.crc32(caption.encode()) % 10 == 0
 
 
+def edit_held_out(before: Scene, text: str) -> bool:
+    """The same for an edit: it depends on the scene, in its longest caption, and on the instruction."""
+    return held_out(f"{captions(before)[-1]}: {text}")
+
+
+def instruction(before: Scene, after: Scene) -> str | None:
+    """The sentence that turns one scene into the other; None if they differ in more than one sentence can say."""
+    apart = [f.name for f in fields(Scene) if getattr(before, f.name) != getattr(after, f.name)]
+    if len(apart) != 1:
+        return None
+    whole = {"sky": f"make it {after.sky}", "background": f"make the background {after.background}"}
+    if apart[0] in whole:
+        return whole[apart[0]]
+    if apart[0] == "ground":
+        return f"change the ground to {GROUNDS[after.ground][0]}"
+    old, new = ({thing.place: thing for thing in scene.things} for scene in (before, after))
+    changed = [place for place in {**old, **new} if old.get(place) != new.get(place)]
+    if len(changed) != 1:
+        return None
+    was, now = old.get(changed[0]), new.get(changed[0])
+    if was is None:
+        return f"add {_a(f'{now.colour} {now.kind}')}"
+    if now is None:
+        return f"remove the {was.kind}"
+    if was.kind == now.kind:
+        return f"make the {was.kind} {now.colour}"
+    if was.colour == now.colour:
+        return f"turn the {was.kind} into {_a(now.kind)}"
+    if was.colour in _thing_colours(before.ground)[now.kind]:
+        return None  # two changes: of the kind, and of a colour that it could have kept
+    return f"turn the {was.kind} into {_a(f'{now.colour} {now.kind}')}"
+
+
+def _other_colour(rng: random.Random, scene: Scene, thing: Thing) -> Thing:
+    colours = _thing_colours(scene.ground)[thing.kind]
+    return replace(thing, colour=rng.choice([c for c in colours if c not in (thing.colour, scene.background)]))
+
+
+def _other_kind(rng: random.Random, scene: Scene, thing: Thing, kinds: set[str]) -> Thing:
+    """One of these kinds in the thing's place, and in its colour where there are such things."""
+    kind = rng.choice(sorted(kinds))
+    colours = _thing_colours(scene.ground)[kind]
+    return Thing(kind, thing.colour if thing.colour in colours else rng.choice(colours), thing.place)
+
+
 def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
     """Reference scenes, an instruction, and the scene that should come out; the same for the same seed."""
     rng = random.Random(seed ^ 0x5EED)
@@ -159,50 +209,52 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
         options += ["add", "together"]
     how = rng.choice(options)
     if how == "sky":
-        sky = rng.choice([s for s in SKIES if s != scene.sky])
-        return (scene,), f"make it {sky}", replace(scene, sky=sky)
-    if how == "ground":
-        ground = rng.choice([g for g in ("hills", "desert", "snow") if g != scene.ground])
-        return (scene,), f"change the ground to {GROUNDS[ground][0]}", replace(scene, ground=ground)
-    if how == "background":
+        after = replace(scene, sky=rng.choice([s for s in SKIES if s != scene.sky]))
+    elif how == "ground":
+        after = replace(scene, ground=rng.choice([g for g in ("hills", "desert", "snow") if g != scene.ground]))
+    elif how == "background":
         taken = {scene.background, *(t.colour for t in scene.things if t.colour == "white")}
-        background = rng.choice([c for c in BACKGROUNDS if c not in taken])
-        return (scene,), f"make the background {background}", replace(scene, background=background)
-    i = rng.randrange(len(scene.things))
-    thing = scene.things[i]
-    if how == "remove":
-        return (
-            (scene,),
-            f"remove the {thing.kind}",
-            replace(scene, things=scene.things[:i] + scene.things[i + 1 :]),
-        )
-    if how in ("add", "together"):
-        new = _pick_thing(rng, scene.ground, _other(thing.place), unlike=thing)
-        if scene.background == new.colour == "white":
-            new = replace(new, colour="blue")
-        things = tuple(sorted((thing, new), key=lambda t: t.place not in ("top", "left")))
-        if how == "add":
-            text = f"add a {new.colour} {new.kind}".replace("a orange", "an orange")
-            return (scene,), text, replace(scene, things=things)
-        return (scene, replace(scene, things=(new,))), "put both together", replace(scene, things=things)
-    others = set(_thing_colours(scene.ground)) - {t.kind for t in scene.things}
-    if how == "swap" and others:
-        kind = rng.choice(sorted(others))
-        colours = _thing_colours(scene.ground)[kind]
-        colour = thing.colour if thing.colour in colours else rng.choice(colours)
-        new = Thing(kind, colour, thing.place)
-        text = (
-            f"turn the {thing.kind} into a {kind}"
-            if colour == thing.colour
-            else f"turn the {thing.kind} into a {colour} {kind}"
-        )
+        after = replace(scene, background=rng.choice([c for c in BACKGROUNDS if c not in taken]))
     else:
-        colour = rng.choice(
-            [c for c in _thing_colours(scene.ground)[thing.kind] if c not in (thing.colour, scene.background)]
-        )
-        new, text = replace(thing, colour=colour), f"make the {thing.kind} {colour}"
-    text = text.replace("a orange", "an orange")
-    return (scene,), text, replace(scene, things=scene.things[:i] + (new,) + scene.things[i + 1 :])
+        i = rng.randrange(len(scene.things))
+        thing = scene.things[i]
+        if how in ("add", "together"):
+            new = _pick_thing(rng, scene.ground, _other(thing.place), unlike=thing)
+            if scene.background == new.colour == "white":
+                new = replace(new, colour="blue")
+            both = tuple(sorted((thing, new), key=lambda t: t.place not in ("top", "left")))
+            after = replace(scene, things=both)
+            if how == "together":
+                return (scene, replace(scene, things=(new,))), "put both together", after
+        else:
+            others = set(_thing_colours(scene.ground)) - {t.kind for t in scene.things}
+            if how == "remove":
+                new = ()
+            elif how == "swap" and others:
+                new = (_other_kind(rng, scene, thing, others),)
+            else:
+                new = (_other_colour(rng, scene, thing),)
+            after = replace(scene, things=scene.things[:i] + new + scene.things[i + 1 :])
+    return (scene,), instruction(scene, after), after
+
+
+def relatives(seed: int) -> list[Scene]:
+    """A scene of two things, and what comes of it when each is as it was, has another colour or kind, or is gone.
+
+    Between many two of these, 8 to 24 scenes, lies one instruction, so that a few pictures make many edits.
+    """
+    rng = random.Random(seed ^ 0xFA311)
+    scene = next(s for s in iter(lambda: sample(rng.randrange(1 << 30)), None) if len(s.things) == 2)
+    free = set(_thing_colours(scene.ground)) - {thing.kind for thing in scene.things}
+    forms = [[thing, _other_colour(rng, scene, thing)] for thing in scene.things]
+    for row in (*forms, *forms):
+        if free:
+            row.append(_other_kind(rng, scene, row[0], free))
+            free.discard(row[-1].kind)  # the two never become the same kind
+    return [
+        replace(scene, things=tuple(thing for thing in pair if thing))
+        for pair in itertools.product(*([*row, None] for row in forms)) if any(pair)
+    ]  # fmt: skip
 
 
 # Drawing. All coordinates are fractions of the side; pictures are drawn at OVERSAMPLE times the size and shrunk.

@@ -76,7 +76,8 @@ STEPS = {
     "distill": 240,
 }  # fmt: skip
 STAGES = (*STEPS, "export")
-SCENES, EDITS = 16_000, 12_000
+SCENES, EDITS, FAMILIES = 16_000, 8_000, 1_500
+TWINS = ("twins", "twins", "twins", "pictures", "twins")
 SAMPLES = (
     "a red circle above a blue square", "a yellow star", "a green triangle left of a pink heart",
     "a yellow sun over a blue sea", "a red house under a yellow sun", "a green tree on white snow at night",
@@ -251,7 +252,7 @@ class Recipe:
         if is_first():
             newer = path.exists() and path.stat().st_mtime > self.file("autoencoder").stat().st_mtime
             known = read(path)[0] if newer else {}
-            for name, scenes in training_scenes(SCENES, EDITS).items():
+            for name, scenes in training_scenes(SCENES, EDITS, FAMILIES).items():
                 if name not in known or known[name].shape[0] != len(scenes):
                     bar = lambda rows, name=name: tqdm(rows, desc=f"encoding {name}")
                     known[name] = encode_scenes(autoencoder, scenes, SIZE, bar)
@@ -331,27 +332,27 @@ class Recipe:
         self.train_flow("sharpen", model, data, rate=0.6, decay=0.99)
 
     def edits(self) -> None:
-        """Go on with three batches of edits after each one of pictures; those of two things twice as often.
+        """Go on with edits, most of them twins: one scene of two things, and an instruction for each.
 
-        Which of two things is meant is decided in nothing but noise, so edits are learned there most (shift 16).
+        Which of the two is meant is decided in nothing but noise, so edits are learned there most (shift 16).
         """
         data = self.data()
         data.seeds += alike(data)
-        data.ones += of_two_things(data)
+        data.turns = 2 * (*TWINS, "edits", "twins", "pictures") + (*TWINS, "pairs", "twins", "pictures")
         model = self.trained("sharpen", Transformer(TRANSFORMER))
-        self.train_flow("edits", model, mixed(data, edits=3), rate=0.6, decay=0.995, edit_shift=16.0)
+        self.train_flow("edits", model, data, rate=0.6, decay=0.995, edit_shift=16.0)
 
     def distill(self) -> None:
         until, data, text_encoder = self.steps["distill"], self.data(), self.trained_text_encoder()
         self.finished_autoencoder()  # for the samples
-        data.ones += of_two_things(data)
+        data.turns = ("pictures", "pictures", "twins", "edits")
         teacher, student = (self.trained("edits", Transformer(TRANSFORMER)) for _ in range(2))
         teacher.freeze()
         empty = text_encoder(*tokenize(self.tokenizer(), [""], TOKENS))
         optimizer = optim.AdamW(learning_rate(5e-4, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
         run = Run(self.file("distill"), student, optimizer, decay=0.99)
         loss = lambda model, *batch: distill_loss(model, teacher, text_encoder, empty, GUIDANCE, GRID, *batch)
-        self.train(run, until, loss, mixed(data, edits=1), lambda: self.grid("distill", distilled=True))
+        self.train(run, until, loss, data, lambda: self.grid("distill", distilled=True))
 
     def export(self) -> Path:
         """Write `nano` (distilled) and inside it `base`, ready to be bundled."""
@@ -380,21 +381,6 @@ class Recipe:
         return f"samples in {self.folder / name}.png"
 
 
-def mixed(data: FlowData, edits: int) -> Callable[[int], tuple]:
-    """Batches by turns: one of pictures, then `edits` of edits, which FlowData has at every fourth of its steps."""
-
-    def batches(step: int) -> tuple:
-        turn, kind = divmod(step, 1 + edits)
-        return data(4 * turn if kind == 0 else 4 * (edits * turn + kind - 1) + 3)
-
-    return batches
-
-
-def of_two_things(data: FlowData) -> list[int]:
-    """The edits whose picture has two things."""
-    return [seed for seed in data.ones if len(data.edits[seed][0][0].things) == 2]
-
-
 def alike(data: FlowData) -> list[int]:
     """The scenes with a circle or a square."""
     return [seed for seed in data.seeds if any(t.kind in ("circle", "square") for t in sample(seed).things)]
@@ -406,7 +392,7 @@ def alike(data: FlowData) -> list[int]:
 class Rehearsal(Recipe):
     """The same stages with untrained parts, a few steps each: the shapes are real, so time and memory are."""
 
-    WARM_UP, TIMED = (0, 3), (1, 2, 5, 7)  # one edit among four steps, as in `FlowData`
+    WARM_UP, TIMED = (0, 3), (1, 2, 5, 7)  # each kind of batch as often as in its stage
 
     def trained(self, name: str, module: nn.Module) -> nn.Module:
         initialise(module, mx.random.key(0))
@@ -416,7 +402,7 @@ class Rehearsal(Recipe):
         return self.trained("autoencoder", Autoencoder(AUTOENCODER))
 
     def data(self) -> FlowData:
-        counts = {name: len(scenes) for name, scenes in training_scenes(SCENES, EDITS).items()}
+        counts = {name: len(scenes) for name, scenes in training_scenes(SCENES, EDITS, FAMILIES).items()}
         latents = {k: mx.zeros((count, GRID[0] * GRID[1], 128), dtype=mx.float16) for k, count in counts.items()}
         return FlowData(latents, self.tokenizer(), TOKENS, batch=32)
 
@@ -455,7 +441,7 @@ def _calibrate(recipe: Recipe, rehearsal: Rehearsal, stages: list[str]) -> None:
         stages.insert(min(i for i, stage in enumerate(stages) if stage not in tuple(STEPS)[:3]), "encoding")
     for stage in stages:
         if stage == "encoding":
-            steps = sum(-(-len(scenes) // 32) for scenes in training_scenes(SCENES, EDITS).values())
+            steps = sum(-(-len(scenes) // 32) for scenes in training_scenes(SCENES, EDITS, FAMILIES).values())
             todo = 0 if from_first(mx.array(int(recipe.file("latents").exists()))).item() else steps
         else:
             steps = recipe.steps[stage]

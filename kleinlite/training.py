@@ -3,13 +3,14 @@
 We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
 a transformer that learns to paint them.
 
-Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 66649b8a)
+Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal af812b0f)
 """
 
+import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,7 +22,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from .autoencoder import Autoencoder, pack
 from .position_ids import image_ids, reference_ids, text_ids
 from .sampling import guide, schedule
-from .scenes import Scene, captions, draw, held_out, sample, sample_edit
+from .scenes import Scene, captions, draw, edit_held_out, held_out, instruction, relatives, sample, sample_edit
 from .text_encoder import PAD, TEMPLATE, TextEncoder, tokenize
 from .transformer import Transformer
 
@@ -49,6 +50,8 @@ __all__ = [
     "training_scenes",
     "encode_training_set",
     "shifted_times",
+    "twin_edits",
+    "TURNS",
     "FlowData",
     "flow_ids",
     "flow_loss",
@@ -271,11 +274,11 @@ def encode_scenes(autoencoder: Autoencoder, scenes: list[Scene], size: int, prog
     return mx.concatenate(rows)
 
 
-def training_scenes(count: int, edits: int) -> dict[str, list[Scene]]:
+def training_scenes(count: int, edits: int, families: int) -> dict[str, list[Scene]]:
     """Everything the transformer trains on.
 
     pictures: sample(0 … count-1). targets, first: result and first reference of sample_edit(0 … edits-1).
-    second: second references, of those edits that have one, in the same order.
+    second: second references, of those edits that have one, in the same order. relatives: those of 0 … families-1.
     """
     found = [sample_edit(seed) for seed in range(edits)]
     return {
@@ -283,14 +286,15 @@ def training_scenes(count: int, edits: int) -> dict[str, list[Scene]]:
         "targets": [target for _, _, target in found],
         "first": [references[0] for references, _, _ in found],
         "second": [references[1] for references, _, _ in found if len(references) == 2],
+        "relatives": [scene for seed in range(families) for scene in relatives(seed)],
     }
 
 
 def encode_training_set(
-    autoencoder: Autoencoder, size: int, count: int, edits: int, progress=iter
+    autoencoder: Autoencoder, size: int, count: int, edits: int, families: int, progress=iter
 ) -> dict[str, mx.array]:
     """The latents of `training_scenes`, by the same names: encoded once."""
-    scenes = training_scenes(count, edits)
+    scenes = training_scenes(count, edits, families)
     return {name: encode_scenes(autoencoder, scenes[name], size, progress) for name in scenes}
 
 
@@ -300,40 +304,88 @@ def shifted_times(key: mx.array, b: int, shift: float = 6.0) -> mx.array:
     return shift * u / (1 + (shift - 1) * u)
 
 
-class FlowData:
-    """Draws the transformer's batches from an encoded training set."""
+def twin_edits(rows: int) -> Iterator[list[tuple[int, list, list]]]:
+    """Of each family among so many `relatives`: the scenes of two things and, for either thing, what may be asked.
 
-    def __init__(self, latents: dict[str, mx.array], tokenizer: Tokenizer, tokens: int, batch: int):
-        self.latents, self.tokenizer, self.tokens, self.batch = latents, tokenizer, tokens, batch
+    A scene is its row; what may be asked is a list of (instruction, row of the result).
+    """
+    first = 0
+    for seed in itertools.count():
+        if first == rows:
+            return
+        scenes, found = relatives(seed), []
+        for i, before in enumerate(scenes):
+            edits = [], []
+            for j, after in enumerate(scenes):
+                text = instruction(before, after)
+                if text and not edit_held_out(before, text):
+                    edits[before.things[0] in after.things].append((text, first + j))  # the one that changes
+            if len(before.things) == 2 and all(edits):
+                found.append((first + i, *edits))
+        if found:
+            yield found
+        first += len(scenes)
+
+
+TURNS = 5 * ("pictures", "pictures", "pictures", "edits") + ("pictures", "pictures", "pictures", "pairs")
+
+
+class FlowData:
+    """Draws the transformer's batches from an encoded training set: of another kind at each step, by turns.
+
+    pictures: a scene and a caption. edits: a scene, an instruction, the changed scene. pairs: the same with two
+    references. twins: two edits of one scene of two things, an instruction for each.
+    """
+
+    def __init__(
+        self, latents: dict[str, mx.array], tokenizer: Tokenizer, tokens: int, batch: int,
+        turns: Sequence[str] = TURNS,
+    ):  # fmt: skip
+        self.latents, self.tokenizer, self.tokens, self.batch, self.turns = latents, tokenizer, tokens, batch, turns
         self.seeds = list(range(latents["pictures"].shape[0]))  # scenes; name one twice and it comes twice as often
-        self.edits = [sample_edit(seed) for seed in range(latents["targets"].shape[0])]
-        keep = [s for s, (refs, text, _) in enumerate(self.edits) if not held_out(f"{captions(refs[0])[-1]}: {text}")]
-        self.ones = [s for s in keep if len(self.edits[s][0]) == 1]
-        pairs = [s for s, (refs, _, _) in enumerate(self.edits) if len(refs) == 2]
-        self.row_of = {seed: row for row, seed in enumerate(pairs)}  # where a seed's second reference is stored
-        self.pairs = [s for s in pairs if s in set(keep)]
+        self.known = [sample_edit(seed) for seed in range(latents["targets"].shape[0])]
+        allowed = [s for s, (refs, text, _) in enumerate(self.known) if not edit_held_out(refs[0], text)]
+        self.ones = [s for s in allowed if len(self.known[s][0]) == 1]
+        two = [s for s, (refs, _, _) in enumerate(self.known) if len(refs) == 2]
+        self.row_of = {seed: row for row, seed in enumerate(two)}  # where a seed's second reference is stored
+        self.twos = [s for s in allowed if s in self.row_of]
+        self.families = list(twin_edits(latents["relatives"].shape[0]))
 
     def __call__(self, step: int) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array]:
         """clean (b, n, 128), references (b, r, 128) with r = 0, n or 2n, ids and mask (b, m), and the step's key."""
-        rng, known = random.Random(step), self.latents
-        if step % 4 != 3:
-            seeds = [rng.choice(self.seeds) for _ in range(self.batch)]
-            texts = [rng.choice([c for c in captions(sample(s)) if not held_out(c)] or [""]) for s in seeds]
-            clean = known["pictures"][mx.array(seeds)]
-            references = clean[:, :0]
-        else:
-            pairs = step % 24 == 11
-            seeds = rng.choices(self.pairs if pairs else self.ones, k=self.batch // (3 if pairs else 2))
-            texts = [self.edits[s][1] for s in seeds]
-            clean, references = known["targets"][mx.array(seeds)], known["first"][mx.array(seeds)]
-            if pairs:
-                second = known["second"][mx.array([self.row_of[s] for s in seeds])]
-                references = mx.concatenate([references, second], axis=1)
-        texts = [
-            "" if rng.random() < 0.1 else text for text in texts
-        ]  # so that guidance has an answer without a prompt
+        rng = random.Random(step)
+        texts, clean, references = getattr(self, self.turns[step % len(self.turns)])(rng)
+        texts = ["" if rng.random() < 0.1 else text for text in texts]  # so that guidance has an answer without one
         ids, mask = tokenize(self.tokenizer, texts, self.tokens)
         return clean.astype(mx.float32), references.astype(mx.float32), ids, mask, mx.random.key(step)
+
+    def pictures(self, rng: random.Random) -> tuple[list[str], mx.array, mx.array]:
+        seeds = rng.choices(self.seeds, k=self.batch)
+        texts = [rng.choice([c for c in captions(sample(s)) if not held_out(c)] or [""]) for s in seeds]
+        clean = self.latents["pictures"][mx.array(seeds)]
+        return texts, clean, clean[:, :0]
+
+    def edits(self, rng: random.Random) -> tuple[list[str], mx.array, mx.array]:
+        return self._edits(rng.choices(self.ones, k=self.batch // 2))
+
+    def pairs(self, rng: random.Random) -> tuple[list[str], mx.array, mx.array]:
+        seeds = rng.choices(self.twos, k=self.batch // 3)
+        texts, clean, first = self._edits(seeds)
+        second = self.latents["second"][mx.array([self.row_of[s] for s in seeds])]
+        return texts, clean, mx.concatenate([first, second], axis=1)
+
+    def _edits(self, seeds: list[int]) -> tuple[list[str], mx.array, mx.array]:
+        rows = mx.array(seeds)
+        return [self.known[s][1] for s in seeds], self.latents["targets"][rows], self.latents["first"][rows]
+
+    def twins(self, rng: random.Random) -> tuple[list[str], mx.array, mx.array]:
+        found = [rng.choice(rng.choice(self.families)) for _ in range(self.batch // 4)]
+        before = [row for row, *_ in found for _ in range(2)]
+        often = lambda edits: [1 if text.startswith("remove") else 3 for text, _ in edits]  # the easy ones less often
+        chosen = [rng.choices(edits, often(edits))[0] for _, *both in found for edits in both]
+        texts, after = zip(*chosen)
+        known = self.latents["relatives"]
+        return list(texts), known[mx.array(after)], known[mx.array(before)]
 
 
 def flow_ids(grid: tuple[int, int], references: mx.array) -> mx.array:

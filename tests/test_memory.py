@@ -14,6 +14,7 @@ from test_keys import TEXT_ENCODERS, TRANSFORMERS, text_encoder_shapes, transfor
 from kleinlite import bench, pipeline
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.checkpoints import open_checkpoint
+from kleinlite.configs import RELEASED
 from kleinlite.hub import MODELS
 from kleinlite.pipeline import Klein, Plan, check_memory, decode_in_tiles, memory_plan, parameters
 from kleinlite.quantisation import PACKINGS
@@ -160,7 +161,7 @@ def test_the_table_escapes_the_name(tmp_path):
 
 def test_parameters_are_those_of_the_released_models():
     for name, text, expected in (("4b", "4b", 3_875_544_576), ("9b", "8b", 9_078_581_248)):
-        cfg, text_cfg = bench.CONFIGS[name]
+        cfg, text_cfg = RELEASED[name]
         assert parameters(Transformer, cfg) == expected
         assert cfg.d_text == TRANSFORMERS[name]["joint_attention_dim"] == 3 * text_cfg.d
         assert text_cfg.d_mlp == TEXT_ENCODERS[text]["intermediate_size"]
@@ -168,7 +169,7 @@ def test_parameters_are_those_of_the_released_models():
 
 
 def test_the_plan_is_arithmetic():
-    configs = *bench.CONFIGS["4b"], AutoencoderConfig()
+    configs = *RELEASED["4b"], AutoencoderConfig()
     small, large = (memory_plan(*configs, width=side, height=side, cpu=False) for side in (512, 1024))
     assert small[:3] == large[:3] and large.decode == 4 * small.decode == 6 * 4 * 1024 * 1024 * 256
     half = memory_plan(*configs, width=512, height=512, bits=(4.5, 8.5), cpu=False)
@@ -257,7 +258,7 @@ def fits(needed: float) -> str:
 def expected_table() -> list[str]:
     lines = []
     for size, names in (("4b", "`4b`, `base-4b`"), ("9b", "`9b`, `base-9b`, `9b-kv`")):
-        configs = *bench.CONFIGS[size], AutoencoderConfig()
+        configs = *RELEASED[size], AutoencoderConfig()
         for precision, bits in precisions(size).items():
             plans = [memory_plan(*configs, width=side, height=side, bits=bits, cpu=False) for side in (512, 1024)]
             on_cpu = memory_plan(*configs, width=512, height=512, bits=bits, cpu=True)
@@ -275,7 +276,7 @@ def test_the_page_says_what_the_plan_says():
 
 
 def test_weights_on_the_page_are_counted_right():
-    (small, text), (large, text8) = bench.CONFIGS["4b"], bench.CONFIGS["9b"]
+    (small, text), (large, text8) = RELEASED["4b"], RELEASED["9b"]
     whole = lambda cfg: sum(w.size for _, w in tree_flatten(TextEncoder(cfg).parameters()))
     used = lambda cfg: parameters(TextEncoder, cfg) - cfg.d  # the last norm is not read either
     autoencoder = parameters(Autoencoder, AutoencoderConfig())
@@ -329,7 +330,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("size, text", [("4b", "4b"), ("9b", "8b")])
 def test_a_random_model_has_the_released_names_shapes_and_type(size, text):
-    cfg, text_cfg = bench.CONFIGS[size]
+    cfg, text_cfg = RELEASED[size]
     for module, sources, expected in (
         (Transformer(cfg), bench.transformer_sources, transformer_shapes(size, "folder")),
         (TextEncoder(text_cfg), bench.text_encoder_sources, text_encoder_shapes(text)),
@@ -370,7 +371,7 @@ def test_the_ledger(model, capsys, more):
 
 
 def test_the_whole_bench(tmp_path, monkeypatch, capfd):
-    monkeypatch.setitem(bench.CONFIGS, "4b", (SMALL, SMALL_TEXT))
+    monkeypatch.setitem(RELEASED, "4b", (SMALL, SMALL_TEXT))
     monkeypatch.setattr(bench, "AutoencoderConfig", AutoencoderConfig.tiny)
     bench.main(["--full", "--keep", str(tmp_path / "kept"), "--size", "32", "--steps", "1"])
     out = capfd.readouterr().out

@@ -5,7 +5,18 @@ from dataclasses import replace
 import pytest
 from PIL import ImageChops
 
-from kleinlite.scenes import COLOURS, Scene, Thing, captions, draw, held_out, sample, sample_edit
+from kleinlite.scenes import (
+    COLOURS,
+    Scene,
+    Thing,
+    captions,
+    draw,
+    held_out,
+    instruction,
+    relatives,
+    sample,
+    sample_edit,
+)
 
 SEEDS = range(400)
 
@@ -74,6 +85,45 @@ def test_edits_change_what_they_name_and_keep_the_rest():
         if text == "put both together":
             assert set(target.things) == {t for r in references for t in r.things} and len(references) == 2
     assert kinds == {"make", "change", "turn", "remove", "add", "put"}
+
+
+def test_an_instruction_names_one_change_or_none():
+    circle, square, tree = (
+        Thing("circle", "red", "top"),
+        Thing("square", "blue", "bottom"),
+        Thing("tree", "pink", "left"),
+    )
+    flat = Scene((circle, square), background="white", jitter=9)
+    land = Scene((tree,), sky="day", ground="snow", sun_side="left", jitter=9)
+    things = lambda *things: replace(flat, things=things)
+    said = {
+        "remove the circle": (flat, things(square)),
+        "add a red circle": (things(square), flat),
+        "make the square orange": (flat, things(circle, replace(square, colour="orange"))),
+        "turn the circle into a star": (flat, things(replace(circle, kind="star"), square)),
+        "turn the tree into a red house": (land, replace(land, things=(Thing("house", "red", "left"),))),
+        "make the background pink": (flat, replace(flat, background="pink")),
+        "make it night": (land, replace(land, sky="night")),
+        "change the ground to green hills": (land, replace(land, ground="hills")),
+    }
+    for text, (before, after) in said.items():
+        assert instruction(before, after) == text
+    other = things(Thing("star", "green", "top"), square)
+    for after in (flat, other, replace(flat, jitter=8), replace(things(square), background="pink"), things()):
+        assert instruction(flat, after) is None
+
+
+def test_relatives_share_everything_but_their_things():
+    for seed in range(200):
+        scenes = relatives(seed)
+        first = scenes[0]
+        assert len(first.things) == 2 and len(set(scenes)) == len(scenes) in (8, 11, 15)
+        assert all(replace(scene, things=first.things) == first for scene in scenes)
+        assert all(len({t.kind for t in scene.things}) == len(scene.things) > 0 for scene in scenes)
+        asked = [[instruction(scene, other) for other in scenes] for scene in scenes]
+        assert all(sum(text is not None for text in row) >= 2 for row in asked)
+        for row in asked:  # one picture, one sentence: one answer
+            assert len(set(row) - {None}) == sum(text is not None for text in row)
 
 
 def test_recolouring_one_thing_leaves_most_pixels_alone():

@@ -1,6 +1,7 @@
 """The training code: batches depend on the step alone, runs resume exactly, losses mean what they say."""
 
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, pack
 from kleinlite.export import save_encoders, save_transformer
 from kleinlite.pipeline import Klein
 from kleinlite.sampling import guide, schedule
-from kleinlite.scenes import captions, held_out, sample_edit
+from kleinlite.scenes import edit_held_out, held_out, instruction, relatives, sample_edit
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig, tokenize
 from kleinlite.training import (
     FlowData,
@@ -28,6 +29,7 @@ from kleinlite.training import (
     decoder_batch,
     decoder_loss,
     distill_loss,
+    encode_scenes,
     encode_training_set,
     flow_ids,
     flow_loss,
@@ -56,7 +58,7 @@ def world():
     parts = Autoencoder(CONFIG), TextEncoder(text), Transformer(TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72))
     for i, part in enumerate(parts):
         initialise(part, mx.random.key(i))
-    data = FlowData(encode_training_set(parts[0], 96, 16, 300), tokenizer, 32, batch=6)
+    data = FlowData(encode_training_set(parts[0], 96, 16, 300, 6), tokenizer, 32, batch=8)
     return tokenizer, *parts, data
 
 
@@ -66,7 +68,7 @@ def weights(module):
 
 def test_a_batch_depends_on_its_step_alone(world):
     tokenizer, *_, data = world
-    for step in (0, 3, 11):
+    for step in (0, 3, 23):
         for a, b in zip(data(step), data(step)):
             assert mx.array_equal(a, b)
     assert mx.array_equal(autoencoder_batch(5, 2, 96, 32)[0], autoencoder_batch(5, 2, 96, 32)[0])
@@ -75,22 +77,45 @@ def test_a_batch_depends_on_its_step_alone(world):
 
 def test_references_come_with_edits_and_pairs(world):
     data = world[-1]
-    assert [data(step)[1].shape[1] for step in (0, 3, 11)] == [0, 36, 72]
+    assert [data(step)[1].shape[1] for step in (0, 3, 23)] == [0, 36, 72]
     seeds = [s for s in range(300) if len(sample_edit(s)[0]) == 2]
     assert seeds == list(data.row_of)
 
 
+def test_twins_are_two_edits_of_one_scene_one_for_each_thing(world):
+    tokenizer, autoencoder, *_, data = world
+    scenes = [scene for seed in range(6) for scene in relatives(seed)]
+    assert len(data.families) == 6 and data.latents["relatives"].shape[0] == len(scenes)
+    for row, *both in (choice for family in data.families for choice in family):
+        for i, edits in enumerate(both[::-1]):  # the first list changes the first thing and keeps the second
+            for text, after in edits:
+                assert instruction(scenes[row], scenes[after]) == text and not edit_held_out(scenes[row], text)
+                assert scenes[row].things[i] in scenes[after].things
+    texts, clean, references = data.twins(random.Random(5))
+    assert len(texts) == len(clean) == data.batch // 2
+    assert mx.array_equal(references[::2], references[1::2]) and len(set(texts)) > 2
+    found = [mx.abs(data.latents["relatives"] - row).sum(axis=(1, 2)).argmin().item() for row in references[:1]]
+    after = encode_scenes(autoencoder, [s for s in scenes if instruction(scenes[found[0]], s) == texts[0]], 96)
+    assert mx.abs(clean[0] - after).max(axis=(1, 2)).min().item() < 1e-2
+
+
+def test_turns_say_what_each_step_is_of(world):
+    data = world[-1]
+    kinds = ("pictures", "twins", "pairs", "edits")
+    turning = FlowData(data.latents, data.tokenizer, 32, batch=12, turns=kinds)
+    assert [turning(step)[1].shape[:2] for step in range(8)] == 2 * [(12, 0), (6, 36), (4, 72), (6, 36)]
+
+
 def test_nothing_held_out_is_trained_on(world):
     tokenizer, *_, data = world
-    import random
 
     for step in range(0, 40):
         rng = random.Random(step)
         text = sentence(rng, step)
         assert not held_out(text) or text in {sample_edit(s)[1] for s in range(300)}
-    for seed in data.ones + data.pairs:
-        references, text, _ = data.edits[seed]
-        assert not held_out(f"{captions(references[0])[-1]}: {text}")
+    for seed in data.ones + data.twos:
+        references, text, _ = data.known[seed]
+        assert not edit_held_out(references[0], text)
     said = set()
     for step in (s for s in range(40) if s % 4 != 3):
         ids, mask = data(step)[2:4]
