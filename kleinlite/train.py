@@ -11,6 +11,8 @@ times the pictures, so fewer steps do; the first process keeps the folder and se
     mlx.launch --hosts 10.0.0.1,10.0.0.2 -m kleinlite.train RUNS
 
 On a Linux CPU add `--env OPENBLAS_NUM_THREADS=1` (cores divided by processes): every process brings its own threads.
+The launcher itself keeps a core busy (MLX 0.32.4, Linux). Where cores are few, start the processes without it: with
+MLX_RANK, each its number, and MLX_HOSTFILE, a file with the list `[["127.0.0.1:5000"], ["127.0.0.1:5001"]]`.
 Chapter 8 explains every part. The same code runs on a CPU (hours), on Metal and on CUDA.
 """
 
@@ -72,11 +74,11 @@ GUIDANCE = 3.0  # what the distilled model learns to do without being asked
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
 STEPS = {
-    "autoencoder": 2000, "decoder": 900, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 4900,
+    "autoencoder": 2000, "decoder": 900, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 9600,
     "distill": 240,
 }  # fmt: skip
 STAGES = (*STEPS, "export")
-SCENES, EDITS, FAMILIES = 16_000, 8_000, 1_500
+SCENES, EDITS, FAMILIES = 16_000, 8_000, 600
 TWINS = ("twins", "twins", "twins", "pictures", "twins")
 SAMPLES = (
     "a red circle above a blue square", "a yellow star", "a green triangle left of a pink heart",
