@@ -75,10 +75,10 @@ AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
 STEPS = {
     "autoencoder": 2000, "decoder": 900, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 9600,
-    "distill": 240,
+    "distill": 1280,
 }  # fmt: skip
 STAGES = (*STEPS, "export")
-SCENES, EDITS, FAMILIES = 16_000, 8_000, 600
+SCENES, EDITS, FAMILIES = 16_000, 8_000, 600  # what the training set is made of
 TWINS = ("twins", "twins", "twins", "pictures", "twins")
 SAMPLES = (
     "a red circle above a blue square", "a yellow star", "a green triangle left of a pink heart",

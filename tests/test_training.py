@@ -421,6 +421,7 @@ def small(monkeypatch):
     monkeypatch.setattr(train, "text_config", text)
     monkeypatch.setattr(train, "SCENES", 40)
     monkeypatch.setattr(train, "EDITS", 200)
+    monkeypatch.setattr(train, "FAMILIES", 4)
     monkeypatch.setattr(train, "STEPS", dict.fromkeys(train.STEPS, 2))
     monkeypatch.setattr(train, "measure_latents", lambda model, size: measure_latents(model, size, 16))
     monkeypatch.setattr(train.follow, "__defaults__", (2,))
