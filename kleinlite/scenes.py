@@ -229,12 +229,12 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
         else:
             others = set(_thing_colours(scene.ground)) - {t.kind for t in scene.things}
             if how == "remove":
-                new = ()
+                instead = ()
             elif how == "swap" and others:
-                new = (_other_kind(rng, scene, thing, others),)
+                instead = (_other_kind(rng, scene, thing, others),)
             else:
-                new = (_other_colour(rng, scene, thing),)
-            after = replace(scene, things=scene.things[:i] + new + scene.things[i + 1 :])
+                instead = (_other_colour(rng, scene, thing),)
+            after = replace(scene, things=scene.things[:i] + instead + scene.things[i + 1 :])
     return (scene,), instruction(scene, after), after
 
 

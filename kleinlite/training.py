@@ -3,7 +3,7 @@
 We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
 a transformer that learns to paint them.
 
-Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal af812b0f)
+Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 4da5f0bf)
 """
 
 import itertools
@@ -311,7 +311,7 @@ def twin_edits(rows: int) -> Iterator[list[tuple[int, list, list]]]:
     """
     first = 0
     for seed in itertools.count():
-        if first == rows:
+        if first >= rows:
             return
         scenes, found = relatives(seed), []
         for i, before in enumerate(scenes):
@@ -319,7 +319,7 @@ def twin_edits(rows: int) -> Iterator[list[tuple[int, list, list]]]:
             for j, after in enumerate(scenes):
                 text = instruction(before, after)
                 if text and not edit_held_out(before, text):
-                    edits[before.things[0] in after.things].append((text, first + j))  # the one that changes
+                    edits[before.things[0] in after.things].append((text, first + j))  # if so, the other changes
             if len(before.things) == 2 and all(edits):
                 found.append((first + i, *edits))
         if found:
