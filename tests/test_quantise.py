@@ -158,6 +158,20 @@ def test_which_layers_are_packed(name):
     assert model.trainable_parameters().keys() >= {"odd", "norm"} and not model.trainable_parameters()["large"]
 
 
+def test_the_largest_is_packed_first():
+    """While it is there in both forms, nothing else should be in memory yet."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.Embedding(1000, 64), nn.Linear(64, 128))
+    left, order = {0, 1, 2}, []
+
+    def note():
+        done = {i for i in left if isinstance(net.layers[i], (PackedLinear, PackedEmbedding))}
+        order.extend(done)
+        left.difference_update(done)
+
+    quantise(net, PACKINGS[4], mx.float32, note)
+    assert order == [1, 2, 0]
+
+
 def test_stored():
     """A matrix in a narrower type than we compute in stays as it is; norms do not, and nothing is widened twice."""
     model, wide = Model(), Model()
