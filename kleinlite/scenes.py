@@ -241,7 +241,7 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
 def relatives(seed: int) -> list[Scene]:
     """A scene of two things, and what comes of it when each is as it was, has another colour or kind, or is gone.
 
-    Between many two of these, 8 to 24 scenes, lies one instruction, so that a few pictures make many edits.
+    Between many two of these, 8 or 24 scenes, lies one instruction, so that a few pictures make many edits.
     """
     rng = random.Random(seed ^ 0xFA311)
     scene = next(s for s in iter(lambda: sample(rng.randrange(1 << 30)), None) if len(s.things) == 2)
