@@ -3,9 +3,10 @@
 We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
 a transformer that learns to paint them.
 
-Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 4da5f0bf)
+Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 1b9e7a18)
 """
 
+import functools
 import itertools
 import math
 import os
@@ -304,26 +305,29 @@ def shifted_times(key: mx.array, b: int, shift: float = 6.0) -> mx.array:
     return shift * u / (1 + (shift - 1) * u)
 
 
-def twin_edits(rows: int) -> Iterator[list[tuple[int, list, list]]]:
+@functools.cache  # every stage asks for the same
+def twin_edits(rows: int) -> list[list[tuple[int, list, list]]]:
     """Of each family among so many `relatives`: the scenes of two things and, for either thing, what may be asked.
 
     A scene is its row; what may be asked is a list of (instruction, row of the result).
     """
-    first = 0
+    first, families = 0, []
     for seed in itertools.count():
         if first >= rows:
-            return
+            return families
         scenes, found = relatives(seed), []
         for i, before in enumerate(scenes):
+            if len(before.things) < 2:
+                continue
             edits = [], []
             for j, after in enumerate(scenes):
                 text = instruction(before, after)
                 if text and not edit_held_out(before, text):
                     edits[before.things[0] in after.things].append((text, first + j))  # if so, the other changes
-            if len(before.things) == 2 and all(edits):
+            if all(edits):
                 found.append((first + i, *edits))
         if found:
-            yield found
+            families.append(found)
         first += len(scenes)
 
 
@@ -349,7 +353,7 @@ class FlowData:
         two = [s for s, (refs, _, _) in enumerate(self.known) if len(refs) == 2]
         self.row_of = {seed: row for row, seed in enumerate(two)}  # where a seed's second reference is stored
         self.twos = [s for s in allowed if s in self.row_of]
-        self.families = list(twin_edits(latents["relatives"].shape[0]))
+        self.families = twin_edits(latents["relatives"].shape[0])
 
     def __call__(self, step: int) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array]:
         """clean (b, n, 128), references (b, r, 128) with r = 0, n or 2n, ids and mask (b, m), and the step's key."""
