@@ -36,7 +36,7 @@ check: lint ## the quick tests: promotion in step, lint, pytest
 	$(BIN)/python -m pytest -q
 
 lint: $(VENV)/.book ## promotion in step, and what linter and formatter would change
-	$(BIN)/python -m kleinlite.promote --check
+	$(BIN)/python -m kleinlite.book.promote --check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
@@ -47,22 +47,22 @@ test-notebooks: $(VENV)/.book ## run every notebook and compare (nbval)
 format: $(VENV)/.book ## let the formatter write notebooks and modules, then promote
 	$(BIN)/ruff check --select I --fix
 	$(BIN)/ruff format
-	$(BIN)/python -m kleinlite.promote
+	$(BIN)/python -m kleinlite.book.promote
 
 promote: $(VENV)/.book ## write the package from the notebooks
-	$(BIN)/python -m kleinlite.promote
+	$(BIN)/python -m kleinlite.book.promote
 
 run-notebooks: $(VENV)/.book ## run the notebooks and store what they show (all, or NB="01 05")
-	$(BIN)/python -m kleinlite.notebooks run $$NB
+	$(BIN)/python -m kleinlite.book.notebooks run $$NB
 
 clean-notebooks: $(VENV)/.book ## tidy what a session in Jupyter stored (all, or NB="01 05")
-	$(BIN)/python -m kleinlite.notebooks clean $$NB
+	$(BIN)/python -m kleinlite.book.notebooks clean $$NB
 
 parity: $(VENV)/.book ## compare every block with the reference again, and write the page that says how close
 	$(BIN)/python tests/write_parity.py
 
 bench-full: $(VENV)/.base ## write a random model as large as 4b, run it in three precisions, print what it costs
-	$(BIN)/python -m kleinlite.bench --full
+	$(BIN)/python -m kleinlite.bench.picture --full
 
 book: $(VENV)/.book ## build the site into book/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook build

@@ -13,7 +13,7 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str):
-    # The pipeline imports everything else; `python -m kleinlite.promote` should not have to.
+    # The pipeline imports everything else; `python -m kleinlite.book.promote` should not have to.
     if name in __all__:
         from . import pipeline
 

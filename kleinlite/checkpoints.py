@@ -2,7 +2,7 @@
 
 We open the files in which models are published, give every tensor its place, and refuse what does not fit.
 
-Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal ba9eb6a5)
+Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal 2f03922d)
 """
 
 import json
@@ -18,9 +18,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
-from . import hub
 from .autoencoder import Autoencoder, AutoencoderConfig
-from .configs import (
+from .models import download as hub
+from .models.configs import (
     autoencoder_config,
     autoencoder_from,
     stranger,

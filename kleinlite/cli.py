@@ -245,8 +245,8 @@ def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
 
 def fetch(model: str, offline: bool) -> None:
     """See that a model's files are on this machine."""
-    from . import hub
     from .checkpoints import BUNDLED
+    from .models import download as hub
 
     if model not in BUNDLED and not Path(model).exists():
         hub.fetch(model, offline=offline)
@@ -254,7 +254,7 @@ def fetch(model: str, offline: bool) -> None:
 
 def generate(args: argparse.Namespace) -> None:
     from .checkpoints import ModelInfo
-    from .hub import MODELS, local
+    from .models.download import MODELS, local
     from .pipeline import Klein, check_memory, check_request, save_picture
     from .quantisation import packing
 
@@ -291,11 +291,11 @@ def info(args: argparse.Namespace) -> None:
         return show(read_metadata(args.file))
     import mlx.core as mx
 
-    from .cpu import blas
+    from .cpu import blas_name
 
     show({"kleinlite": __version__, "mlx": mx.__version__, "python": platform.python_version()})
     device = f"{mx.default_device()}, {mx.device_info().get('device_name', 'unknown')}"
-    show({"platform": platform.platform(), "device": device, "BLAS": blas() or "MLX's own"})
+    show({"platform": platform.platform(), "device": device, "BLAS": blas_name() or "MLX's own"})
 
 
 def show(facts: dict) -> None:
@@ -310,7 +310,7 @@ def show(facts: dict) -> None:
 
 def models(args: argparse.Namespace) -> None:
     from .checkpoints import BUNDLED
-    from .hub import MODELS, SMALL_DECODER, SMALL_DECODER_BYTES
+    from .models.download import MODELS, SMALL_DECODER, SMALL_DECODER_BYTES
 
     head = "name", "steps", "parameters", "memory, GB", "download", "licence", "here"
     rows = [head, *map(describe, [*BUNDLED, *MODELS])]
@@ -331,8 +331,8 @@ def describe(name: str) -> tuple[str, ...]:
     """One row of the table: of a bundled model from its files, of a released one from the catalogue."""
     import mlx.core as mx
 
-    from . import hub
     from .checkpoints import ModelInfo, open_checkpoint
+    from .models import download as hub
     from .pipeline import bits_per_weight, memory_plan, parameters
     from .text_encoder import TextEncoder
     from .transformer import Transformer
@@ -365,9 +365,9 @@ def describe(name: str) -> tuple[str, ...]:
 
 def predict(name: str, width: int, height: int, quantize: int | str | None) -> Plan:
     """The memory that a released model takes for a picture, known before its files are here."""
-    from . import hub
     from .autoencoder import AutoencoderConfig
-    from .configs import RELEASED
+    from .models import download as hub
+    from .models.configs import RELEASED
     from .pipeline import memory_plan
     from .quantisation import packing
 
@@ -378,8 +378,8 @@ def predict(name: str, width: int, height: int, quantize: int | str | None) -> P
 
 
 def download(args: argparse.Namespace) -> None:
-    from . import hub
     from .checkpoints import BUNDLED
+    from .models import download as hub
 
     if args.model in BUNDLED:
         return print(f"{args.model} comes with kleinlite: there is nothing to download.")
@@ -393,7 +393,7 @@ def quantize(args: argparse.Namespace) -> None:
     import mlx.core as mx
 
     from .checkpoints import open_checkpoint
-    from .export import quantize_model
+    from .models.export import quantize_model
     from .quantisation import packing
 
     if (args.bits is None) == (args.mode is None):
@@ -419,7 +419,7 @@ def quantize(args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    from .train import main
+    from .nano.recipe import main
 
     main(args.arguments)
 

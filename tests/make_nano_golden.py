@@ -1,4 +1,4 @@
-"""Draw with klein-nano's bundled files in diffusers' own pipeline, and keep the pictures for tests/test_nano.py.
+"""Draw with klein-nano's bundled files in diffusers' own pipeline, and keep the pictures for tests/nano/test_nano.py.
 
     pip install -e ".[dev]"
     python tests/make_nano_golden.py

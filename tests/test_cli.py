@@ -19,8 +19,8 @@ from kleinlite import __version__, picture_info, pipeline
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.checkpoints import BUNDLED
 from kleinlite.cli import main
-from kleinlite.export import save_encoders, save_transformer
-from kleinlite.hub import MODELS, fetch
+from kleinlite.models.download import MODELS, fetch
+from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.training import initialise, train_tokenizer
 from kleinlite.transformer import Transformer, TransformerConfig
@@ -405,7 +405,7 @@ def test_a_picture_remembers_the_quantisation(here, capsys):
 
 def test_train_gets_its_arguments(monkeypatch, capsys):
     got = []
-    monkeypatch.setattr("kleinlite.train.main", got.append)
+    monkeypatch.setattr("kleinlite.nano.recipe.main", got.append)
     for argv in (["runs"], ["runs", "--stage", "autoencoder", "--steps", "3"], ["--help"], []):
         assert run("train", *argv) == 0 and got.pop() == argv
     assert capsys.readouterr() == ("", "")

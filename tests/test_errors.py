@@ -15,7 +15,7 @@ from stand_in_hub import Repository, released
 from test_cli import PROMPT, run, save_tiny
 
 from kleinlite import pipeline
-from kleinlite.hub import MODELS
+from kleinlite.models.download import MODELS
 
 MADE = {"model": "nano", "prompt": PROMPT, "seed": 1, "steps": 4, "guidance": 1.0}
 MADE |= {"negative_prompt": "", "width": 64, "height": 64, "references": 0}
@@ -530,7 +530,7 @@ def test_quantize_fails_halfway(tiny, refused, monkeypatch):
         assert any(path.name != "tiny" for path in Path().iterdir())  # the draft, which must go
         raise OSError(errno.ENOSPC, "No space left on device", "x")
 
-    monkeypatch.setattr("kleinlite.export.write_weights", full)
+    monkeypatch.setattr("kleinlite.models.export.write_weights", full)
     refused("x: No space left on device.", "quantize", tiny, "out", "--bits", "4")
     assert {path.name for path in Path().iterdir()} == {"tiny"}
 

@@ -11,11 +11,12 @@ import pytest
 from mlx.utils import tree_flatten
 from test_keys import TEXT_ENCODERS, TRANSFORMERS, text_encoder_shapes, transformer_shapes
 
-from kleinlite import bench, pipeline
+from kleinlite import pipeline
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
+from kleinlite.bench import picture
 from kleinlite.checkpoints import open_checkpoint
-from kleinlite.configs import RELEASED
-from kleinlite.hub import MODELS
+from kleinlite.models.configs import RELEASED
+from kleinlite.models.download import MODELS
 from kleinlite.pipeline import Klein, Plan, check_memory, decode_in_tiles, memory_plan, parameters
 from kleinlite.quantisation import PACKINGS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
@@ -231,7 +232,7 @@ def test_the_plan_is_near_what_is_measured():
     request = pipeline.check_request(klein.info, "a", (), 256, 256, 1, None, "", 7)
     plan = pipeline.plan_request(klein.checkpoint, request, 32)
     others = mx.get_active_memory()  # what other tests keep
-    measured = bench.measure(klein, 256, 1)
+    measured = picture.measure(klein, 256, 1)
     step, decode = plan.transformer + plan.step, plan.transformer + plan.autoencoder + plan.decode
     for stage, predicted in {"step 1": step, "decode": decode}.items():
         assert 2 / 3 < (measured[stage].arrays - others) / predicted < 4 / 3, stage
@@ -324,7 +325,7 @@ SMALL_TEXT = TextEncoderConfig(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "random"
-    bench.write_model(folder, SMALL, SMALL_TEXT, AutoencoderConfig(channels=(32, 32, 64, 64)))
+    picture.write_model(folder, SMALL, SMALL_TEXT, AutoencoderConfig(channels=(32, 32, 64, 64)))
     return folder
 
 
@@ -332,16 +333,16 @@ def model(tmp_path_factory) -> Path:
 def test_a_random_model_has_the_released_names_shapes_and_type(size, text):
     cfg, text_cfg = RELEASED[size]
     for module, sources, expected in (
-        (Transformer(cfg), bench.transformer_sources, transformer_shapes(size, "folder")),
-        (TextEncoder(text_cfg), bench.text_encoder_sources, text_encoder_shapes(text)),
+        (Transformer(cfg), picture.transformer_sources, transformer_shapes(size, "folder")),
+        (TextEncoder(text_cfg), picture.text_encoder_sources, text_encoder_shapes(text)),
     ):
-        found = bench.random_weights(bench.for_folder(module, sources, mx.bfloat16))
+        found = picture.random_weights(picture.for_folder(module, sources, mx.bfloat16))
         assert {name: w.shape for name, w in found.items()} == expected
         assert {w.dtype for w in found.values()} == {mx.bfloat16}
 
 
 def test_shards_and_their_index(tmp_path):
-    bench.write_part(tmp_path / "t", TextEncoder(SMALL_TEXT), bench.text_encoder_sources, "model", {}, 200_000)
+    picture.write_part(tmp_path / "t", TextEncoder(SMALL_TEXT), picture.text_encoder_sources, "model", {}, 200_000)
     index = json.loads((tmp_path / "t" / "model.safetensors.index.json").read_text())["weight_map"]
     files = sorted(p.name for p in (tmp_path / "t").glob("*.safetensors"))
     assert len(files) > 1 and sorted(set(index.values())) == files
@@ -353,7 +354,7 @@ def test_shards_and_their_index(tmp_path):
 
 def test_random_weights_keep_sizes():
     given = {"a.weight": mx.zeros((300, 200)), "a.bias": mx.zeros((300,)), "n.weight": mx.zeros((7,))}
-    found = bench.random_weights(given)
+    found = picture.random_weights(given)
     assert {k: w.shape for k, w in found.items()} == {k: w.shape for k, w in given.items()}
     assert abs(math.sqrt(200) * mx.sqrt((found["a.weight"].astype(mx.float32) ** 2).mean()).item() - 1) < 0.05
     assert found["a.bias"].tolist() == [0] * 300 and found["n.weight"].tolist() == [1] * 7
@@ -361,7 +362,7 @@ def test_random_weights_keep_sizes():
 
 @pytest.mark.parametrize("more", [[], ["--quantize", "8"]])
 def test_the_ledger(model, capsys, more):
-    bench.main([str(model), "--size", "64", "--steps", "2", *more])
+    picture.main([str(model), "--size", "64", "--steps", "2", *more])
     out = capsys.readouterr().out
     assert ("quantize=8" if more else "as stored") in out and "64 × 64" in out
     stages = [line.split("|")[1].strip() for line in out.splitlines() if line.startswith("| ")]
@@ -372,8 +373,8 @@ def test_the_ledger(model, capsys, more):
 
 def test_the_whole_bench(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(RELEASED, "4b", (SMALL, SMALL_TEXT))
-    monkeypatch.setattr(bench, "AutoencoderConfig", AutoencoderConfig.tiny)
-    bench.main(["--full", "--keep", str(tmp_path / "kept"), "--size", "32", "--steps", "1"])
+    monkeypatch.setattr(picture, "AutoencoderConfig", AutoencoderConfig.tiny)
+    picture.main(["--full", "--keep", str(tmp_path / "kept"), "--size", "32", "--steps", "1"])
     out = capfd.readouterr().out
     assert out.count("whole run") == 3 and (tmp_path / "kept" / "model_index.json").exists()
     assert re.findall(r"kept, (.*?), 32", out) == ["as stored", "quantize=8", "quantize=4"]

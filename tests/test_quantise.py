@@ -7,8 +7,10 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from kleinlite import Klein, export, quality
+from kleinlite import Klein
+from kleinlite.bench import quantization
 from kleinlite.checkpoints import open_checkpoint
+from kleinlite.models import export
 from kleinlite.pipeline import to_pixels
 from kleinlite.quantisation import (
     PACKINGS,
@@ -311,10 +313,10 @@ def test_a_copy_needs_little_memory(tmp_path):
 
 
 def test_the_table_of_costs(capsys):
-    [cost] = quality.costs("nano", (8,), prompts=quality.PROMPTS[:1])
+    [cost] = quantization.costs("nano", (8,), prompts=quantization.PROMPTS[:1])
     assert cost.setting == 8 and cost.bits == 8.5 and 0 < cost.difference < 2
     assert max(cost.errors.values()) == cost.errors[cost.worst] < ERROR[8]
     assert len(cost.errors) == 34  # every matrix but txt_in, which is 288 wide
     packed = open_checkpoint("nano", dtype=mx.float16, quantize=8).load_transformer()
     assert cost.megabytes * 1e6 == sum(w.nbytes for _, w in tree_flatten(packed.parameters()))
-    assert quality.row(cost).startswith("| 8 | 8.50 | 2.5 | ") and quality.HEADER.count("|") == 14
+    assert quantization.row(cost).startswith("| 8 | 8.50 | 2.5 | ") and quantization.HEADER.count("|") == 14

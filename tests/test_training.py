@@ -14,9 +14,10 @@ import mlx.optimizers as optim
 import pytest
 from mlx.utils import tree_flatten
 
-from kleinlite import cli, train
+from kleinlite import cli
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, pack
-from kleinlite.export import save_encoders, save_transformer
+from kleinlite.models.export import save_encoders, save_transformer
+from kleinlite.nano import recipe
 from kleinlite.pipeline import Klein
 from kleinlite.sampling import guide, schedule
 from kleinlite.scenes import edit_held_out, held_out, instruction, relatives, sample_edit
@@ -387,7 +388,7 @@ MIRROR = """
 import sys
 from pathlib import Path
 import mlx.core as mx
-from kleinlite.train import mirror
+from kleinlite.nano.recipe import mirror
 
 rank = mx.distributed.init().rank()
 path = Path(sys.argv[1]) / str(rank) / "file"
@@ -413,24 +414,24 @@ def test_a_machine_without_a_file_is_given_the_first_ones(tmp_path):
 @pytest.fixture
 def small(monkeypatch):
     """The recipe with few scenes and narrow networks; saves and reports every second step."""
-    monkeypatch.setattr(train, "AUTOENCODER", CONFIG)
-    monkeypatch.setattr(train, "TRANSFORMER", TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72))
+    monkeypatch.setattr(recipe, "AUTOENCODER", CONFIG)
+    monkeypatch.setattr(recipe, "TRANSFORMER", TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72))
     text = lambda tokenizer: TextEncoderConfig(
         tokenizer.get_vocab_size(), 24, 40, 4, 4, 2, 8, taps=(1, 2, 3), tokens=32
     )
-    monkeypatch.setattr(train, "text_config", text)
-    monkeypatch.setattr(train, "SCENES", 40)
-    monkeypatch.setattr(train, "EDITS", 200)
-    monkeypatch.setattr(train, "FAMILIES", 4)
-    monkeypatch.setattr(train, "STEPS", dict.fromkeys(train.STEPS, 2))
-    monkeypatch.setattr(train, "measure_latents", lambda model, size: measure_latents(model, size, 16))
-    monkeypatch.setattr(train.follow, "__defaults__", (2,))
+    monkeypatch.setattr(recipe, "text_config", text)
+    monkeypatch.setattr(recipe, "SCENES", 40)
+    monkeypatch.setattr(recipe, "EDITS", 200)
+    monkeypatch.setattr(recipe, "FAMILIES", 4)
+    monkeypatch.setattr(recipe, "STEPS", dict.fromkeys(recipe.STEPS, 2))
+    monkeypatch.setattr(recipe, "measure_latents", lambda model, size: measure_latents(model, size, 16))
+    monkeypatch.setattr(recipe.follow, "__defaults__", (2,))
 
 
 def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, small, monkeypatch, capsys):
-    monkeypatch.setattr(train, "calibrate", lambda recipe, stages: None)
+    monkeypatch.setattr(recipe, "calibrate", lambda recipe, stages: None)
     folder = tmp_path / "runs"
-    train.main([str(folder)])
+    recipe.main([str(folder)])
     assert f"done: {folder / 'nano'}" in capsys.readouterr().out
     for model, distilled in (("nano", True), ("nano/base", False)):
         klein = Klein.from_pretrained(folder / model)
@@ -438,16 +439,16 @@ def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, smal
     drawn = {"transformer.png", "sharpen.png", "edits.png", "distill.png"}
     assert {p.name for p in folder.glob("*.png")} == drawn and not list(folder.glob("*partial*"))
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}
-    train.main([str(folder)])
+    recipe.main([str(folder)])
     assert before == {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}, "nothing is trained twice"
 
 
 def test_calibration_says_what_is_left_and_trains_nothing(tmp_path, small, capsys):
     folder = tmp_path / "runs"
-    train.Recipe(folder, train.STEPS).text_encoder()
-    train.main([str(folder), "--calibrate", "--stage", "text_encoder"])
+    recipe.Recipe(folder, recipe.STEPS).text_encoder()
+    recipe.main([str(folder), "--calibrate", "--stage", "text_encoder"])
     assert "done" in capsys.readouterr().out
-    train.main([str(folder), "--calibrate", "--stage", "distill", "--steps", "5000"])
+    recipe.main([str(folder), "--calibrate", "--stage", "distill", "--steps", "5000"])
     head, encoding, distill, total = capsys.readouterr().out.splitlines()
     assert head.split()[:2] == ["stage", "steps"] and encoding.startswith("encoding")
     assert distill.split()[:3] == ["distill", "5,000", "5,000"] and distill.endswith("GB") and total.startswith("all")
@@ -455,22 +456,22 @@ def test_calibration_says_what_is_left_and_trains_nothing(tmp_path, small, capsy
 
 
 def test_control_c_saves_after_the_step_and_says_so(tmp_path, small, monkeypatch, capsys):
-    monkeypatch.setattr(train, "calibrate", lambda recipe, stages: None)
-    monkeypatch.setattr(train.follow, "__defaults__", (100,))
+    monkeypatch.setattr(recipe, "calibrate", lambda recipe, stages: None)
+    monkeypatch.setattr(recipe.follow, "__defaults__", (100,))
 
     def batch(tokenizer, tokens, step, count):
         if step == 3:
             signal.raise_signal(signal.SIGINT)
         return text_batch(tokenizer, tokens, step, count)
 
-    monkeypatch.setattr(train, "text_batch", batch)
+    monkeypatch.setattr(recipe, "text_batch", batch)
     command = [str(tmp_path), "--stage", "text_encoder", "--steps", "6"]
     assert cli.main(["train", *command]) == 130
     assert "goes on from here" in capsys.readouterr().err
-    assert train.Recipe(tmp_path, train.STEPS).done("text_encoder") == 4, "the step that was under way is in the file"
-    monkeypatch.setattr(train, "text_batch", text_batch)
-    train.main(command)
-    assert train.Recipe(tmp_path, train.STEPS).done("text_encoder") == 6
+    assert recipe.Recipe(tmp_path, recipe.STEPS).done("text_encoder") == 4, "the step that was under way is in the file"
+    monkeypatch.setattr(recipe, "text_batch", text_batch)
+    recipe.main(command)
+    assert recipe.Recipe(tmp_path, recipe.STEPS).done("text_encoder") == 6
 
 
 @pytest.mark.parametrize(
@@ -485,7 +486,7 @@ def test_control_c_saves_after_the_step_and_says_so(tmp_path, small, monkeypatch
 )
 def test_mistakes_are_told_in_a_sentence(tmp_path, monkeypatch, capsys, command, sentence):
     if "sharpen" in command:
-        monkeypatch.setattr(train, "calibrate", lambda recipe, stages: None)
+        monkeypatch.setattr(recipe, "calibrate", lambda recipe, stages: None)
     (tmp_path / "file").touch()
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "autoencoder.safetensors").write_bytes(b"\0" * 5)

@@ -4,7 +4,7 @@
     python tests/write_parity.py --check    run them and compare with the page; exit 1 if it promises too much
 
 The numbers are those of the tests themselves: `test_parity_blocks.py`, `test_pipeline_golden.py` and klein-nano's
-pictures in `test_nano.py` are run, and every comparison that they make is noted down.
+pictures in `nano/test_nano.py` are run, and every comparison that they make is noted down.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TESTS = (
     "test_parity_blocks.py",
     "test_kv_cache.py",
     "test_pipeline_golden.py",
-    "test_nano.py::test_diffusers_draws_the_same",
+    "nano/test_nano.py::test_diffusers_draws_the_same",
 )
 CHAPTERS = {
     "autoencoder": "01_autoencoder", "position_ids": "02_position_ids", "text_encoder": "03_text_encoder",
@@ -101,16 +101,16 @@ models' original code does. Where neither is involved, what is left is the round
 ## What this does not show
 
 - **The released weights.** They have not been run by us yet. That each of their tensors has a place of the right shape
-  is [tested](../tests/test_keys.py) by names and shapes alone.
+  is [tested](../tests/models/test_keys.py) by names and shapes alone.
 - **Metal and CUDA.** These are a CPU's numbers. The same tests are set up to run on Apple silicon, where sums are
   added in another order; they allow ten times as much there.
 - **bfloat16**, which is what a GPU computes in. A test compares it with our own float32 only.
 - **The reference's own choices.** We follow diffusers where it and the original code part: pixels are rounded, not cut
   off (one level of 255 at most), and a reference picture may have 1024² pixels at most. We refuse a prompt of more
   than 512 tokens, which diffusers cuts.
-- **Quantised files' pictures.** FP8 and NVFP4 files are decoded exactly, [byte by byte](../tests/test_formats.py); no
-  other program's pictures from such a file were compared with ours. LoRA files are not read at all.
-- **Whether the pictures are good.** For klein-nano that is measured by a judge: `python -m kleinlite.evaluate`.
+- **Quantised files' pictures.** FP8 and NVFP4 files are decoded exactly, [byte by byte](../tests/models/test_formats.py);
+  no other program's pictures from such a file were compared with ours. LoRA files are not read at all.
+- **Whether the pictures are good.** For klein-nano that is measured by a judge: `python -m kleinlite.nano.judge`.
 
 ## Run it yourself
 

@@ -1,0 +1,1 @@
+"""What a picture costs in memory and time, and what quantizing costs."""

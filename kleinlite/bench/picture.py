@@ -1,0 +1,248 @@
+"""What a picture costs: seconds, memory and bytes read, stage by stage, beside what arithmetic predicts. Hand-written.
+
+    python -m kleinlite.bench.picture 4b --size 512 --quantize 4    your model on your machine
+    python -m kleinlite.bench.picture --full                        a random model as large as 4b: written, run, deleted
+
+The second shows, without a download, that loading keeps its promises: the files have the released names, shapes, types
+and shards, and random numbers in them. `make bench-full` calls it; it takes 16 GB of disk and, on a CPU, its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ..autoencoder import Autoencoder, AutoencoderConfig
+from ..checkpoints import autoencoder_sources, find_folder, for_folder, text_encoder_sources, transformer_sources
+from ..models.configs import RELEASED, autoencoder_json, model_index, text_encoder_json, transformer_json
+from ..models.export import shards, write_weights
+from ..pipeline import Klein, Plan, check_request, machine_memory, parameters, plan_request
+from ..quantisation import PACKINGS
+from ..text_encoder import TextEncoder, TextEncoderConfig
+from ..transformer import Transformer, TransformerConfig
+
+# ---------------------------------------------------------------- a random model in the released layout
+
+
+def random_weights(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+    """bfloat16 stand-ins, not yet computed: matrices that keep sizes as they are, norms that do nothing."""
+    block = mx.random.normal((2**22,), key=mx.random.key(0)).astype(mx.bfloat16)
+
+    def stand_in(name: str, shape: tuple[int, ...]) -> mx.array:
+        size = math.prod(shape)
+        if len(shape) < 2:
+            return mx.full(shape, 0 if name.endswith(("bias", "mean")) else 1, dtype=mx.bfloat16)
+        scaled = block * (size // shape[0]) ** -0.5
+        return mx.tile(scaled, -(-size // block.size))[:size].reshape(shape)  # drawing 8 billion would take minutes
+
+    return {name: stand_in(name, w.shape) for name, w in arrays.items()}
+
+
+def write_part(
+    folder: Path, module: nn.Module, sources: Callable[[str], list[str]], stem: str, config: dict, limit: int
+) -> None:
+    """One part's folder: config.json, and its weights in files of at most `limit` bytes with an index."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    portions = list(shards(random_weights(for_folder(module, sources, mx.bfloat16)), limit))
+    files = [f"{stem}-{i:05}-of-{len(portions):05}.safetensors" for i in range(1, len(portions) + 1)]
+    files = files if len(files) > 1 else [f"{stem}.safetensors"]
+    places = {name: file for file, portion in zip(files, portions) for name in portion}
+    if len(files) > 1:
+        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    for file, portion in zip(files, portions):
+        write_weights(folder / file, portion, mx.clear_cache)
+
+
+def write_model(folder: Path, cfg: TransformerConfig, text_cfg: TextEncoderConfig, vae: AutoencoderConfig) -> None:
+    """A random model's folder as the released ones are: bfloat16, shards of 5 and 10 GB; with nano's tokenizer."""
+    stem = "diffusion_pytorch_model"
+    write_part(folder / "vae", Autoencoder(vae), autoencoder_sources, stem, autoencoder_json(vae, 1024), 10**10)
+    write_part(folder / "transformer", Transformer(cfg), transformer_sources, stem, transformer_json(cfg), 10**10)
+    config = text_encoder_json(text_cfg)
+    write_part(folder / "text_encoder", TextEncoder(text_cfg), text_encoder_sources, "model", config, 5 * 10**9)
+    (folder / "tokenizer").mkdir()
+    tokenizer = find_folder("nano") / "tokenizer" / "tokenizer.json"
+    (folder / "tokenizer" / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    (folder / "model_index.json").write_text(json.dumps(model_index(text_cfg, distilled=True)))
+
+
+# ---------------------------------------------------------------- measuring
+
+
+class Cost(NamedTuple):
+    """Of one stage, measured or predicted. Memory is the most in use while it ran, whatever it was in use for."""
+
+    seconds: float
+    resident: float  # bytes of the whole process
+    arrays: float  # bytes of MLX's arrays
+    read: float  # bytes read from files
+
+
+def resident() -> int:
+    """The most memory that this process has had: on Linux since `start_over`, elsewhere since it began."""
+    if sys.platform == "linux":
+        return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on a Mac
+
+
+def start_over() -> None:
+    mx.reset_peak_memory()
+    if sys.platform == "linux":
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+
+
+def bytes_read() -> float:
+    """What this process has read so far; only Linux tells."""
+    counts = Path("/proc/self/io")
+    return float(re.search(r"rchar: (\d+)", counts.read_text())[1]) if counts.exists() else math.nan
+
+
+PARTS = {"text_encoder": TextEncoder, "vae": Autoencoder}  # of which a picture needs only some layers
+PROMPT = "a red fox in the snow, 85 mm"
+
+
+def measure(klein: Klein, size: int, steps: int) -> dict[str, Cost]:
+    """Draw one picture in stages, each as `Klein` does it."""
+    costs, work = {}, {}
+    work["prompt"] = lambda: klein.encode_prompt(PROMPT)
+    work["load"] = lambda: mx.eval(klein._part("transformer").parameters())
+    stream = klein.stream(PROMPT, width=size, height=size, steps=steps, seed=7, progress=False)
+    for i in range(1, steps + 1):
+        work[f"step {i}"] = lambda: next(stream).latents.reshape(1, size // 16, size // 16, -1)
+
+    def decode():
+        list(stream)  # there is no step left: the transformer goes, if it would not fit beside the decoder
+        return klein._part("autoencoder").decode(result)
+
+    for stage, do in {**work, "decode": decode}.items():
+        start_over()
+        read, start = bytes_read(), time.perf_counter()
+        result = do()
+        mx.eval(result if result is not None else ())
+        costs[stage] = Cost(time.perf_counter() - start, resident(), mx.get_peak_memory(), bytes_read() - read)
+        print(f"{stage}: {costs[stage].seconds:.1f} s", file=sys.stderr, flush=True)
+    return costs
+
+
+# ---------------------------------------------------------------- predicting
+
+
+def products(klein: Klein, size: int) -> dict[str, float]:
+    """Floating-point operations of the matrix products in a prompt and in a step: two per weight and token."""
+    (cfg, _), (text_cfg, _) = klein.checkpoint.parts["transformer"], klein.checkpoint.parts["text_encoder"]
+    m, layers = text_cfg.tokens, max(text_cfg.taps)
+    s, blocks = m + size * size // 256, cfg.double_blocks + cfg.single_blocks
+    of_layers = parameters(TextEncoder, text_cfg) - text_cfg.vocab * text_cfg.d
+    one = cfg.d * (4 * cfg.d + 3 * cfg.d_mlp)  # weights that a token meets in a block, in its own stream
+    attention = lambda tokens, width: 4 * tokens**2 * width  # q kᵀ, and the weights times v
+    return {
+        "prompt": 2 * m * of_layers + layers * attention(m, text_cfg.heads * text_cfg.hd),
+        "step": blocks * (2 * s * one + attention(s, cfg.d)),
+    }
+
+
+def speed() -> float:
+    """Floating-point operations per second in a matrix product of this machine, as a transformer's are."""
+    dtype = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
+    a, b = (mx.random.normal((1024, 2048)).astype(dtype) for _ in range(2))
+    mx.eval(a @ b.T)
+    start = time.perf_counter()
+    mx.eval(a @ b.T)
+    return 2 * 1024 * 1024 * 2048 / (time.perf_counter() - start)
+
+
+def predict(klein: Klein, plan: Plan, size: int, steps: int, base: int) -> dict[str, Cost]:
+    """The same ledger by arithmetic. base: bytes of the process before anything was read."""
+    flops, rate, on_disk = products(klein, size), speed(), klein.checkpoint.nbytes
+    used = parameters(TextEncoder, klein.checkpoint.parts["text_encoder"][0])
+    stays = plan.most <= machine_memory()[1]
+    memory = {
+        "prompt": plan.text_encoder + plan.encode,
+        "load": plan.transformer,
+        "step": plan.transformer + plan.step,
+        "decode": stays * plan.transformer + plan.autoencoder + plan.decode,
+    }
+    count = lambda module: sum(w.size for _, w in tree_flatten(module.parameters()))
+    encoder, vae = (kind(klein.checkpoint.parts[name][0]) for name, kind in PARTS.items())
+    read = {
+        "prompt": on_disk("text_encoder") * used / count(encoder),
+        "load": on_disk("transformer"),
+        "decode": on_disk("vae") * count(vae.decoder) / count(vae),
+    }
+    seconds = {stage: operations / rate for stage, operations in flops.items()}
+    stages = ["prompt", "load", *(f"step {i}" for i in range(1, steps + 1)), "decode"]
+    cost = lambda kind: Cost(seconds.get(kind, math.nan), base + memory[kind], memory[kind], read.get(kind, 0.0))
+    return {stage: cost(stage.split()[0]) for stage in stages}
+
+
+def table(measured: dict[str, Cost], predicted: dict[str, Cost]) -> str:
+    """Markdown: each number measured, and in brackets predicted."""
+    lines = ["| stage | seconds | resident, GB | MLX's arrays, GB | read, GB |", "|---|--:|--:|--:|--:|"]
+    pair = lambda a, b, digits: f"{a:.{digits}f} ({'–' if math.isnan(b) else f'{b:.{digits}f}'})"
+    for stage, cost in measured.items():
+        scaled = [(cost[i] / (1, 1e9, 1e9, 1e9)[i], predicted[stage][i] / (1, 1e9, 1e9, 1e9)[i]) for i in range(4)]
+        lines.append(f"| {stage} | {pair(*scaled[0], 1)} | " + " | ".join(pair(*s, 2) for s in scaled[1:]) + " |")
+    peak = [max(cost.resident for cost in costs.values()) / 1e9 for costs in (measured, predicted)]
+    return "\n".join([*lines, f"| whole run | | **{pair(*peak, 2)}** | | |"])
+
+
+# ---------------------------------------------------------------- python -m kleinlite.bench.picture
+
+
+def ledger(model: str, quantize: int | str | None, size: int | None, steps: int) -> None:
+    """Draw a picture with a model and print what each stage cost."""
+    klein = Klein.from_pretrained(model, quantize=quantize)
+    size = size or klein.info.size
+    request = check_request(klein.info, PROMPT, (), size, size, steps, None, "", 7)
+    base = resident()
+    predicted = predict(klein, plan_request(klein.checkpoint, request, klein.bits), size, steps, base)
+    measured = measure(klein, size, steps)
+    bits = "as stored" if quantize is None else f"quantize={quantize}"
+    where = f"{mx.default_device()}, MLX {mx.__version__}"
+    print(f"{Path(model).name}, {bits}, {size} × {size}, {where}: measured (predicted)")
+    print(f"\n{table(measured, predicted)}\n", flush=True)
+
+
+def full(model: str, folder: Path, size: int, steps: int) -> None:
+    """Write a random model and print its ledger in three precisions, each in a process of its own."""
+    if not (folder / "model_index.json").exists():
+        print(f"writing a random {model} ...", file=sys.stderr)
+        write_model(folder, *RELEASED[model], AutoencoderConfig())
+    for quantize in ([], ["--quantize", "8"], ["--quantize", "4"]):
+        options = [str(folder), *quantize, f"--size={size}", f"--steps={steps}"]
+        subprocess.run([sys.executable, "-m", "kleinlite.bench.picture", *options], check=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m kleinlite.bench.picture", description="What a picture costs.")
+    parser.add_argument("model", nargs="?", default="nano", help="a model's name, or a folder")
+    parser.add_argument("--quantize", choices=[str(q) for q in PACKINGS], help="bits per weight, or a format")
+    parser.add_argument("--size", type=int, help="height and width in pixels, a multiple of 16")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--full", choices=list(RELEASED), nargs="?", const="4b", help="a random model of this size")
+    parser.add_argument("--keep", type=Path, help="with --full: write it into this folder, or take it from there")
+    args = parser.parse_args(arguments)
+    if not args.full:
+        quantize = next((q for q in PACKINGS if str(q) == args.quantize), None)
+        return ledger(args.model, quantize, args.size, args.steps)
+    with tempfile.TemporaryDirectory() as temporary:
+        full(args.full, args.keep or Path(temporary) / args.full, args.size or 256, args.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What if this line were wrong? Draws with one known mistake at a time, and says who notices.
+
+Hand-written; needs matplotlib. A mistake is a context: `line` changes a piece of a function's source for as long as it
+lasts, and whatever else patches something will do as well. So the package itself needs no switches.
+
+>>> wrong = {"linear schedule": mistakes.line(schedule, "shift / (shift + (1 / t - 1))", "t")}
+>>> effects = mistakes.compare(draw, cases, wrong, {"first step": lambda: schedule(4, 36)[1] > 0.9})
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import mlx.core as mx
+from PIL import Image
+
+from ..nano.judge import array, asked, judge, shown
+from ..scenes import Scene
+from . import plots
+
+__all__ = ["line", "Effect", "compare"]
+
+
+class line(AbstractContextManager):  # a context's name, as contextlib's own are
+    """`function` with a piece of its source replaced, wherever it is called, while the context lasts."""
+
+    def __init__(self, function: Callable, right: str, wrong: str):
+        source = textwrap.dedent(inspect.getsource(function))
+        if source.count(right) != 1:
+            raise ValueError(f"{function.__qualname__} must have {right!r} once, not {source.count(right)} times.")
+        names = dict(function.__globals__)
+        exec(source.replace(right, wrong), names)
+        self.function, self.honest, self.changed = function, function.__code__, names[function.__name__].__code__
+
+    def __enter__(self) -> None:
+        self.function.__code__ = self.changed
+
+    def __exit__(self, *error) -> None:
+        self.function.__code__ = self.honest
+
+
+class Effect(NamedTuple):
+    """What a mistake does: to the pictures, to what they show, and to the checks."""
+
+    levels: float  # mean difference from the right pictures, in levels of 255
+    asked: float  # share of what the captions ask for that the judge sees
+    caught: list[str]  # the checks that fail
+
+
+def compare(
+    draw: Callable[[], list[Image.Image]],
+    cases: list[tuple[Scene, str]],
+    wrong: dict[str, AbstractContextManager],
+    checks: dict[str, Callable[[], bool]],
+) -> dict[str, Effect]:
+    """Draw rightly, then with each mistake; show the first four pictures of each, print and return the effects.
+
+    draw makes a picture for each case, a scene and its caption. wrong has the mistakes by name; checks has by name what
+    is True as long as nothing is wrong.
+    """
+    rows, effects, right = {}, {}, []
+    for name, mistake in {"right": nullcontext(), **wrong}.items():
+        with mistake:
+            pictures = draw()
+            caught = [check for check, holds in checks.items() if not holds()]
+        right = right or pictures
+        off = [255 * mx.abs(array(a) - array(b)).mean().item() for a, b in zip(pictures, right)]
+        seen = [ok for (scene, caption), picture in zip(cases, pictures)
+                for ok in shown(judge(picture), scene, asked(scene, caption)).values()]  # fmt: skip
+        effect = effects[name] = Effect(sum(off) / len(off), sum(seen) / len(seen), caught)
+        rows[f"{textwrap.fill(name, 20)}\n{effect.levels:.1f} levels off\n{100 * effect.asked:.0f} % as asked"] = (
+            pictures[:4]
+        )
+    plots.rows(rows)
+    if effects["right"].caught:
+        raise ValueError(f"A check that fails without a mistake tells nothing: {', '.join(effects['right'].caught)}.")
+    for name in wrong:
+        print(f"{name}: caught by {', '.join(effects[name].caught) or 'no check of this chapter'}")
+    return effects

@@ -1,0 +1,25 @@
+"""MLX at a good speed on a Linux CPU. Hand-written; on a Mac or with a GPU nothing here changes anything.
+
+MLX is made for Apple's chips. Its Linux CPU build gives the same results, but four things in it are slow or large:
+
+- matrix products, 30 to 100 times: the wheel brings the reference BLAS. `setup` puts OpenBLAS in its place;
+- large arrays: each goes back to the kernel after every operation and has to be asked for again. `setup`
+  tells the C library to keep them;
+- exp, 5 to 8 times, and with it sigmoid, silu, softmax and attention: MLX works it out one value at a time.
+  The functions here use an exp made of plain MLX operations, which run on several values at once;
+- convolutions and attention, which are large: MLX lays out every pixel's neighbourhood, nine times the picture for a
+  3 × 3 filter, or all scores at once, and starts on the next operation before the last is done. `conv2d` and
+  `attention` work on a few rows at a time: the same result in less memory, in about the same time.
+
+Inside `mx.compile` those operations become two or three loops; so compile a training step. (Under `mx.grad`
+alone nothing is compiled, which is still quicker than MLX's own exp but half as quick as it could be. MLX
+compiles with g++; where there is none, it runs the operations one by one.)
+
+    python -m kleinlite.cpu     times this module against MLX's own operations
+    KLEINLITE_CPU=off           switches all of it off
+"""
+
+from .blas import blas_name, setup
+from .operations import FAST, SCORES, STRIP, attention, conv2d, exp, sigmoid, silu, softmax
+
+__all__ = ["FAST", "SCORES", "STRIP", "attention", "blas_name", "conv2d", "exp", "setup", "sigmoid", "silu", "softmax"]

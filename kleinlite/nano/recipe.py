@@ -1,0 +1,506 @@
+"""The whole recipe of klein-nano, from drawn scenes to a bundled model. Stop it at any time: it goes on where it was.
+
+    kleinlite train RUNS                       all stages, into the folder RUNS
+    kleinlite train RUNS --calibrate           only say how long each would take here, and how much memory
+    kleinlite train RUNS --stage distill       one stage, with --steps N for another length
+
+Several processes, on one machine or on many, share the work under MLX's own launcher. Each step then sees as many
+times the pictures, so fewer steps do; the first process keeps the folder and sends the others what they lack.
+
+    mlx.launch -n 2 -m kleinlite.nano.recipe RUNS
+    mlx.launch --hosts 10.0.0.1,10.0.0.2 -m kleinlite.nano.recipe RUNS
+
+On a Linux CPU add `--env OPENBLAS_NUM_THREADS=1` (cores divided by processes): every process brings its own threads.
+The launcher itself keeps a core busy (MLX 0.32.4, Linux). Where cores are few, start the processes without it: with
+MLX_RANK, each its number, and MLX_HOSTFILE, a file with the list `[["127.0.0.1:5000"], ["127.0.0.1:5001"]]`.
+Chapter 8 explains every part. The same code runs on a CPU (hours), on Metal and on CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_unflatten
+from tokenizers import Tokenizer
+from tqdm.auto import tqdm
+
+from ..autoencoder import Autoencoder, AutoencoderConfig
+from ..checkpoints import load_tokenizer
+from ..models.export import save_encoders, save_transformer
+from ..pipeline import Klein
+from ..scenes import sample
+from ..text_encoder import TextEncoder, TextEncoderConfig, tokenize
+from ..training import (
+    FlowData,
+    Run,
+    autoencoder_batch,
+    autoencoder_loss,
+    decoder_batch,
+    decoder_loss,
+    distill_loss,
+    encode_scenes,
+    flow_loss,
+    flow_optimizer,
+    from_first,
+    initialise,
+    learning_rate,
+    measure_latents,
+    pictures,
+    psnr,
+    text_batch,
+    text_encoder_loss,
+    train_tokenizer,
+    training_scenes,
+)  # fmt: skip
+from ..transformer import Transformer, TransformerConfig
+from .judge import contact_sheet
+
+SIZE, GRID, TOKENS = 96, (6, 6), 32
+HELD_OUT = 10_000_000  # scenes from this seed on are never trained on
+GUIDANCE = 3.0  # what the distilled model learns to do without being asked
+AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
+TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
+STEPS = {
+    "autoencoder": 2000, "decoder": 900, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 9600,
+    "distill": 1280,
+}  # fmt: skip
+STAGES = (*STEPS, "export")
+SCENES, EDITS, FAMILIES = 16_000, 8_000, 600  # what the training set is made of
+TWINS = ("twins", "twins", "twins", "pictures", "twins")
+SAMPLES = (
+    "a red circle above a blue square", "a yellow star", "a green triangle left of a pink heart",
+    "a yellow sun over a blue sea", "a red house under a yellow sun", "a green tree on white snow at night",
+    "a white boat on a blue sea at sunset", "a black diamond on a pink background",
+)  # fmt: skip
+
+
+def text_config(tokenizer: Tokenizer) -> TextEncoderConfig:
+    vocab = tokenizer.get_vocab_size()
+    return TextEncoderConfig(
+        vocab=vocab, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, hd=32, taps=(1, 2, 3), tokens=TOKENS
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- files
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and prints: always, unless `mlx.launch` started several."""
+    return mx.distributed.init().rank() == 0
+
+
+def read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """A file's arrays and what it says about itself."""
+    try:
+        return mx.load(str(path), return_metadata=True)
+    except RuntimeError:
+        raise ValueError(f"{path} is damaged or cut short: delete it, and its stage starts again.") from None
+
+
+def write(path: Path, arrays: dict[str, mx.array]) -> None:
+    """In one move, so that a stop in the middle leaves the old file or none."""
+    partial = path.with_suffix(".partial.safetensors")
+    mx.save_safetensors(str(partial), arrays)
+    os.replace(partial, path)
+
+
+def averaged(path: Path, module: nn.Module) -> nn.Module:
+    """The module with a run's moving average as its weights."""
+    if not path.exists():
+        raise ValueError(f"{path} is missing: train that stage first (or leave out --stage to train all).")
+    prefix, (arrays, _) = "average.", read(path)
+    module.update(tree_unflatten([(k[len(prefix) :], w) for k, w in arrays.items() if k.startswith(prefix)]))
+    return module
+
+
+def mirror(path: Path) -> None:
+    """Bring the first process's file to machines where it is missing or another. All processes call this together."""
+    group = mx.distributed.init()
+    if group.size() == 1:
+        return
+    content = path.read_bytes() if path.exists() else b""
+    known = mx.array([len(content), zlib.crc32(content)], dtype=mx.int64)
+    size, check = from_first(known).tolist()
+    lacking = zlib.crc32(content) != check
+    if mx.distributed.all_sum(mx.array(int(lacking))).item() == 0:
+        return
+    data = from_first(mx.array(bytearray(content), dtype=mx.uint8) if is_first() else mx.zeros((size,), dtype=mx.uint8))
+    if lacking:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".from-first-{group.rank()}")
+        partial.write_bytes(bytes(memoryview(data)))
+        os.replace(partial, path)
+
+
+# ---------------------------------------------------------------- training
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """A list that is no longer empty once Ctrl-C was pressed. Pressed again, it ends the program at once."""
+    asked = []
+
+    def note(number, frame):
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def follow(
+    run: Run, until: int, loss: Callable, batches: Callable, report: Callable[[], str], every: int = 200
+) -> None:  # fmt: skip
+    """Train with a progress bar; save and report every so many steps. Ctrl-C saves after the step, then raises."""
+    first, several = run.group.rank() == 0, run.group.size() > 1
+    bar = tqdm(total=until, initial=run.step, desc=run.path.stem, smoothing=0.05, disable=not first)
+    recent = 0.0
+    with stop_requests() as asked:
+        for value in run.steps(until, loss, batches):
+            recent = value if recent == 0 else 0.98 * recent + 0.02 * value
+            bar.update()
+            # Whoever was asked, all stop after the same step: one that went on alone would wait for the others.
+            stop = mx.distributed.all_sum(mx.array(len(asked))).item() if several else asked
+            due = run.step % every == 0 or run.step == until
+            if stop or due:
+                run.save()
+            if stop:
+                bar.close()
+                raise KeyboardInterrupt
+            if due and first:
+                bar.write(f"{run.path.stem} {run.step}: loss {recent:.4f}, {report()}")
+    bar.close()
+
+
+class Recipe:
+    """The stages, each reading what the ones before left in the folder."""
+
+    def __init__(self, folder: Path, steps: dict[str, int]):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file: name a folder, new or from an earlier start, for the runs.")
+        self.folder, self.steps, self.made = folder, steps, {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def file(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def done(self, stage: str) -> int:
+        """How many steps of a stage are behind us."""
+        path, step = self.file(stage), 0
+        if is_first() and path.exists():
+            step = int(read(path)[1]["step"])
+        return from_first(mx.array(step)).item()
+
+    def trained(self, name: str, module: nn.Module) -> nn.Module:
+        """A part as an earlier stage left it."""
+        mirror(self.file(name))
+        return averaged(self.file(name), module)
+
+    def train(self, run: Run, until: int, loss: Callable, batches: Callable, report: Callable[[], str]) -> None:
+        follow(run, until, loss, batches, report)
+
+    def tokenizer(self) -> Tokenizer:
+        path = self.folder / "tokenizer" / "tokenizer.json"
+        if is_first() and not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            train_tokenizer().save(str(path.with_suffix(".partial")))
+            os.replace(path.with_suffix(".partial"), path)
+        mirror(path)
+        return load_tokenizer(self.folder)
+
+    def trained_autoencoder(self) -> Autoencoder:
+        if "autoencoder" not in self.made:
+            model = self.trained("autoencoder", Autoencoder(AUTOENCODER))
+            measure_latents(model, SIZE)
+            self.made["autoencoder"] = model
+        return self.made["autoencoder"]
+
+    def finished_autoencoder(self) -> Autoencoder:
+        """With the decoder of the stage of that name, if it has run: the latents stay what they were."""
+        if "finished" not in self.made:
+            model = self.trained_autoencoder()
+            if self.done("decoder"):
+                self.trained("decoder", model)
+            self.made["finished"] = model
+        return self.made["finished"]
+
+    def trained_text_encoder(self) -> TextEncoder:
+        if "text_encoder" not in self.made:
+            model = self.trained("text_encoder", TextEncoder(text_config(self.tokenizer())))
+            model.freeze()
+            self.made["text_encoder"] = model
+        return self.made["text_encoder"]
+
+    def data(self) -> FlowData:
+        """The training set; what is not in the folder yet is encoded, list by list, and kept there."""
+        path, autoencoder = self.file("latents"), self.trained_autoencoder()
+        if is_first():
+            newer = path.exists() and path.stat().st_mtime > self.file("autoencoder").stat().st_mtime
+            known = read(path)[0] if newer else {}
+            for name, scenes in training_scenes(SCENES, EDITS, FAMILIES).items():
+                if name not in known or known[name].shape[0] != len(scenes):
+                    bar = lambda rows, name=name: tqdm(rows, desc=f"encoding {name}")
+                    known[name] = encode_scenes(autoencoder, scenes, SIZE, bar)
+                    write(path, known)
+        mirror(path)
+        return FlowData(read(path)[0], self.tokenizer(), TOKENS, batch=32)
+
+    def autoencoder(self) -> None:
+        until, model = self.steps["autoencoder"], Autoencoder(AUTOENCODER)
+        initialise(model, mx.random.key(0), damp=("conv2", "proj_out"))
+        optimizer = optim.AdamW(learning_rate(2e-3, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+        run = Run(self.file("autoencoder"), model, optimizer, decay=0.995)
+        x = pictures(range(HELD_OUT, HELD_OUT + 16), SIZE)
+
+        def report() -> str:
+            best = averaged(run.path, Autoencoder(AUTOENCODER))
+            return f"held-out PSNR {psnr(best.decode(best.encode(x)), x):.2f} dB"
+
+        self.train(run, until, autoencoder_loss, lambda step: autoencoder_batch(step, 16, SIZE, 48), report)
+
+    def decoder(self) -> None:
+        """Sharper pictures from the same latents: whole ones, the encoder as it is."""
+        until, model = self.steps["decoder"], self.trained_autoencoder()
+        model.freeze()
+        model.decoder.unfreeze()
+        optimizer = optim.AdamW(learning_rate(1.5e-3, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+        run = Run(self.file("decoder"), model, optimizer, decay=0.995)
+        x = pictures(range(HELD_OUT, HELD_OUT + 16), SIZE)
+        z, best = model.encode(x), Autoencoder(AUTOENCODER)
+        best.update(model.parameters())
+
+        def report() -> str:
+            return f"held-out PSNR {psnr(averaged(run.path, best).decode(z), x):.2f} dB"
+
+        self.train(run, until, decoder_loss, lambda step: decoder_batch(model, step, 4, SIZE), report)
+
+    def text_encoder(self) -> None:
+        until, tokenizer = self.steps["text_encoder"], self.tokenizer()
+        model = TextEncoder(text_config(tokenizer))
+        initialise(model, mx.random.key(1), damp=("o_proj", "down_proj"), damping=0.3)
+        # Variance 1/width would leave the words too quiet beside what the layers add: the taps must still name them.
+        shape = model.embed_tokens.weight.shape
+        model.embed_tokens.weight = 0.5 * mx.random.normal(shape, key=mx.random.key(2))
+        optimizer = optim.AdamW(learning_rate(2e-3, until), betas=[0.9, 0.98], weight_decay=0.0, bias_correction=True)
+        run = Run(self.file("text_encoder"), model, optimizer, decay=0.995)
+        held = text_batch(tokenizer, TOKENS, HELD_OUT, 64)
+        report = lambda: f"held-out scenes {text_encoder_loss(model, *held).item():.3f} nats per token"
+        self.train(run, until, text_encoder_loss, lambda step: text_batch(tokenizer, TOKENS, step, 64), report)
+
+    def transformer(self) -> None:
+        model = Transformer(TRANSFORMER)
+        last = (
+            "linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaLN_modulation.1", "lin",
+        )  # fmt: skip
+        initialise(model, mx.random.key(3), damp=last, damping=0.2)
+        self.train_flow("transformer", model, self.data())
+
+    def train_flow(
+        self, stage: str, model: Transformer, batches: Callable, rate: float = 1.0, decay: float = 0.999,
+        edit_shift: float = 6.0,
+    ) -> None:  # fmt: skip
+        until, text_encoder = self.steps[stage], self.trained_text_encoder()
+        self.finished_autoencoder()  # for the samples
+        run = Run(self.file(stage), model, flow_optimizer(until, rate), decay)
+
+        def loss(model: Transformer, clean: mx.array, references: mx.array, *rest: mx.array) -> mx.array:
+            shift = edit_shift if references.shape[1] else 6.0
+            return flow_loss(model, text_encoder, GRID, clean, references, *rest, shift=shift)
+
+        self.train(run, until, loss, batches, lambda: self.grid(stage, distilled=False))
+
+    def sharpen(self) -> None:
+        """Go on with circles and squares five times as often: the kinds that look most alike are learned last."""
+        data = self.data()
+        data.seeds += 4 * alike(data)
+        model = self.trained("transformer", Transformer(TRANSFORMER))
+        self.train_flow("sharpen", model, data, rate=0.6, decay=0.99)
+
+    def edits(self) -> None:
+        """Go on with edits, most of them twins: one scene of two things, and an instruction for each.
+
+        Which of the two is meant is decided in nothing but noise, so edits are learned there most (shift 16).
+        """
+        data = self.data()
+        data.seeds += alike(data)
+        data.turns = 2 * (*TWINS, "edits", "twins", "pictures") + (*TWINS, "pairs", "twins", "pictures")
+        model = self.trained("sharpen", Transformer(TRANSFORMER))
+        self.train_flow("edits", model, data, rate=0.6, decay=0.995, edit_shift=16.0)
+
+    def distill(self) -> None:
+        until, data, text_encoder = self.steps["distill"], self.data(), self.trained_text_encoder()
+        self.finished_autoencoder()  # for the samples
+        data.turns = ("pictures", "pictures", "twins", "edits")
+        teacher, student = (self.trained("edits", Transformer(TRANSFORMER)) for _ in range(2))
+        teacher.freeze()
+        empty = text_encoder(*tokenize(self.tokenizer(), [""], TOKENS))
+        optimizer = optim.AdamW(learning_rate(5e-4, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+        run = Run(self.file("distill"), student, optimizer, decay=0.99)
+        loss = lambda model, *batch: distill_loss(model, teacher, text_encoder, empty, GUIDANCE, GRID, *batch)
+        self.train(run, until, loss, data, lambda: self.grid("distill", distilled=True))
+
+    def export(self) -> Path:
+        """Write `nano` (distilled) and inside it `base`, ready to be bundled."""
+        out = self.folder / "nano"
+        models = [self.trained(name, Transformer(TRANSFORMER)) for name in ("distill", "edits")]
+        self.save(out, models[0], distilled=True)
+        if is_first():
+            save_transformer(out / "base", models[1], self.trained_text_encoder()._cfg, distilled=False)
+        return out
+
+    def save(self, folder: Path, transformer: Transformer, distilled: bool) -> None:
+        """A whole model as a folder."""
+        text_encoder, autoencoder = self.trained_text_encoder(), self.finished_autoencoder()
+        if is_first():
+            tokenizer = load_tokenizer(self.folder)
+            save_encoders(folder, autoencoder, AUTOENCODER, SIZE, text_encoder, tokenizer)
+            save_transformer(folder, transformer, text_encoder._cfg, distilled)
+
+    def grid(self, name: str, distilled: bool) -> str:
+        """Draw the sample prompts with a run's average, side by side, into a PNG named after its stage."""
+        preview = self.folder / "preview"
+        self.save(preview, averaged(self.file(name), Transformer(TRANSFORMER)), distilled)
+        more = {} if distilled else {"steps": 8, "guidance": GUIDANCE}
+        drawn = Klein.from_pretrained(preview)(list(SAMPLES), seed=[0] * len(SAMPLES), progress=False, **more)
+        contact_sheet(drawn).save(self.folder / f"{name}.png")
+        return f"samples in {self.folder / name}.png"
+
+
+def alike(data: FlowData) -> list[int]:
+    """The scenes with a circle or a square."""
+    return [seed for seed in data.seeds if any(t.kind in ("circle", "square") for t in sample(seed).things)]
+
+
+# ---------------------------------------------------------------- what it will cost
+
+
+class Rehearsal(Recipe):
+    """The same stages with untrained parts, a few steps each: the shapes are real, so time and memory are."""
+
+    WARM_UP, TIMED = (0, 3), (1, 2, 5, 7)  # each kind of batch as often as in its stage
+
+    def trained(self, name: str, module: nn.Module) -> nn.Module:
+        initialise(module, mx.random.key(0))
+        return module
+
+    def trained_autoencoder(self) -> Autoencoder:
+        return self.trained("autoencoder", Autoencoder(AUTOENCODER))
+
+    def data(self) -> FlowData:
+        counts = {name: len(scenes) for name, scenes in training_scenes(SCENES, EDITS, FAMILIES).items()}
+        latents = {k: mx.zeros((count, GRID[0] * GRID[1], 128), dtype=mx.float16) for k, count in counts.items()}
+        return FlowData(latents, self.tokenizer(), TOKENS, batch=32)
+
+    def train(self, run: Run, until: int, loss: Callable, batches: Callable, report: Callable[[], str]) -> None:
+        """Leaves seconds for the first steps (they compile), seconds per step after that, and the peak in bytes."""
+        mx.reset_peak_memory()
+        steps, seconds = run.steps(10, loss, batches), []
+        for run.step in (*self.WARM_UP, *self.TIMED):
+            start = time.perf_counter()
+            next(steps)
+            seconds.append(time.perf_counter() - start)
+        warm_up, timed = seconds[: len(self.WARM_UP)], seconds[len(self.WARM_UP) :]
+        self.cost = sum(warm_up), sum(timed) / len(timed), mx.get_peak_memory()
+
+    def encoding(self) -> None:
+        """The same for the training set, in batches of 32 scenes."""
+        mx.reset_peak_memory()
+        autoencoder, scenes = self.trained_autoencoder(), [sample(seed) for seed in range(64)]
+        start = time.perf_counter()
+        mx.eval(encode_scenes(autoencoder, scenes, SIZE))
+        self.cost = 0.0, (time.perf_counter() - start) / 2, mx.get_peak_memory()
+
+
+def calibrate(recipe: Recipe, stages: list[str]) -> None:
+    """Print what the rest of these stages will take here."""
+    with tempfile.TemporaryDirectory() as folder:
+        _calibrate(recipe, Rehearsal(Path(folder), recipe.steps), stages)
+
+
+def _calibrate(recipe: Recipe, rehearsal: Rehearsal, stages: list[str]) -> None:
+    say = print if is_first() else lambda *_, **__: None
+    say(f"{'stage':<13}{'steps':>7}{'to do':>8}{'s/step here':>13}{'time left':>13}{'peak memory':>13}")
+    total, highest = 0.0, 0
+    stages = [stage for stage in stages if stage in STEPS]
+    if any(stage in ("transformer", "sharpen", "edits", "distill") for stage in stages):
+        stages.insert(min(i for i, stage in enumerate(stages) if stage not in tuple(STEPS)[:3]), "encoding")
+    for stage in stages:
+        if stage == "encoding":
+            steps = sum(-(-len(scenes) // 32) for scenes in training_scenes(SCENES, EDITS, FAMILIES).values())
+            todo = 0 if from_first(mx.array(int(recipe.file("latents").exists()))).item() else steps
+        else:
+            steps = recipe.steps[stage]
+            todo = max(0, steps - recipe.done(stage))
+        if not todo:
+            say(f"{stage:<13}{steps:>7,}{'done':>8}")
+            continue
+        getattr(rehearsal, stage)()
+        first, each, peak = rehearsal.cost
+        gc.collect()  # a run and its compiled step hold on to each other
+        mx.clear_cache()
+        total, highest = total + first + todo * each, max(highest, peak)
+        say(f"{stage:<13}{steps:>7,}{todo:>8,}{each:>13.2f}{spell(first + todo * each):>13}{peak / 1e9:>10.2f} GB")
+    say(f"{'all':<41}{spell(total):>13}{highest / 1e9:>10.2f} GB", flush=True)
+
+
+def spell(seconds: float) -> str:
+    """A duration in the largest units that matter."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`kleinlite train`. Raises ValueError, with the way out, for a mistake; KeyboardInterrupt once all is saved."""
+    about = "Train klein-nano, the whole recipe or one stage. Stop it with Ctrl-C at any time: it goes on where it was."
+    parser = argparse.ArgumentParser(prog="kleinlite train", description=about, allow_abbrev=False)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where runs and results are kept")
+    parser.add_argument("--stage", choices=STAGES, help="only this stage: %(choices)s", metavar="STAGE")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of this stage (with --stage)")
+    parser.add_argument("--calibrate", action="store_true", help="only print what it would take here")
+    options = parser.parse_args(argv)
+    if options.steps is not None and (options.stage not in STEPS or options.steps < 1):
+        parser.error("--steps is a number from 1 on, and goes with the --stage that it is for")
+    group = mx.distributed.init()
+    if group.rank() > 0:  # MLX compiles into the temporary folder, where two processes must not write the same file
+        own = Path(tempfile.gettempdir()) / f"kleinlite-process-{group.rank()}"
+        own.mkdir(exist_ok=True)
+        os.environ["TMPDIR"] = str(own)
+    if group.size() > 1 and is_first():
+        print(f"{group.size()} processes, each with its own share of every step's batch")
+    recipe = Recipe(options.folder, {**STEPS, **({options.stage: options.steps} if options.steps else {})})
+    stages = [options.stage] if options.stage else list(STAGES)
+    try:
+        calibrate(recipe, stages)
+        for stage in [] if options.calibrate else stages:
+            getattr(recipe, stage)()
+    except KeyboardInterrupt:
+        if is_first():
+            print(f"\nSaved in {options.folder}. The same command goes on from here.", file=sys.stderr)
+        raise
+    if is_first() and not options.calibrate:
+        print(f"done: {options.folder / 'nano' if 'export' in stages else options.folder}")
+
+
+if __name__ == "__main__":
+    from ..cli import main as command_line  # which turns a mistake into a sentence
+
+    sys.exit(command_line(["train", *sys.argv[1:]]))

@@ -1,0 +1,276 @@
+"""The site as a reader gets it: built once, read as files, then visited in a headless Chromium.
+
+Chromium comes from the system (`apt install chromium`); without it the tests in the browser are skipped.
+"""
+
+import html.parser
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from urllib.parse import unquote
+
+import browser
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+LISTED = re.findall(r"\[(.+)\]\((.+)\)", (NOTEBOOKS / "SUMMARY.md").read_text("utf-8"))
+PAGES = [re.sub(r"\.\w+$", ".html", path) for _, path in LISTED]
+CHAPTERS = [page for page in PAGES if re.match(r"\d\d_", page)]
+each_page = pytest.mark.parametrize("name", PAGES)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The book of this repository, built."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    mdbook = shutil.which("mdbook", path=path)
+    if not mdbook:
+        pytest.skip("mdbook is not installed: pip install -e '.[book]' brings it")
+    target = tmp_path_factory.mktemp("site")
+    command = [mdbook, "build", "--dest-dir", str(target), str(ROOT)]
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert not re.search(r"\b(WARN|ERROR)\b", result.stderr), result.stderr
+    return target
+
+
+# ---------------------------------------------------------------- as files
+
+
+class Page(html.parser.HTMLParser):
+    """What a built page links to, what it can be linked by, and its pictures."""
+
+    def __init__(self, file: Path):
+        super().__init__()
+        self.text = file.read_text("utf-8")
+        self.links, self.ids, self.pictures = [], set(), []
+        self.feed(self.text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids.add(attributes.get("id"))
+        if tag == "img":
+            self.pictures.append(attributes)
+        self.links += [attributes[name] for name in ("href", "src") if attributes.get(name)]
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[str, Page]:
+    found = {file.relative_to(site).as_posix(): Page(file) for file in site.rglob("*.html")}
+    assert set(PAGES) <= set(found)
+    return found
+
+
+def test_every_link_leads_somewhere(site, pages):
+    for name, page in pages.items():
+        for link in page.links:
+            path, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", link) or name in ("404.html", "toc.html"):
+                continue
+            there = os.path.normpath(os.path.join(os.path.dirname(name), unquote(path))) if path else name
+            assert (site / there).exists(), f"{name}: {link}"
+            if anchor and there.endswith(".html"):
+                assert unquote(anchor) in pages[there].ids, f"{name}: {link}"
+
+
+def test_exercises_and_solutions_lead_to_each_other(pages):
+    solved = [name for name in PAGES if name.startswith("solutions/")]
+    assert [f"solutions/{name}" for name in CHAPTERS] == solved, "every chapter has its solutions in SUMMARY.md"
+    for chapter in CHAPTERS:
+        assert f"solutions/{chapter}" in pages[chapter].links and "#exercises" in pages[chapter].links
+        assert f"../{chapter}#exercises" in pages[f"solutions/{chapter}"].links
+        assert {f"{chapter}#exercises", f"solutions/{chapter}"} <= set(pages["solutions.html"].links)
+
+
+def test_titles_tell_pages_apart(pages):
+    titles = Counter(re.search(r"<title>(.*?)</title>", pages[name].text)[1] for name in PAGES)
+    assert set(titles.values()) == {1}
+    for (title, _), name in zip(LISTED, PAGES):
+        assert re.search(r"<title>(.*?)</title>", pages[name].text)[1] == f"{title} - kleinlite"
+
+
+def test_nothing_remote_and_nothing_heavy(site, pages):
+    for name, page in pages.items():
+        remote = r'<(script|link|img|iframe)\b[^>]*(src|href)="(https?:)?//'
+        assert not re.search(remote, page.text), name
+        embedded = Counter(re.findall(r'"data:[^"]{200,}"', page.text))
+        if name != "print.html":
+            assert len(page.text.encode()) <= 1_000_000, f"{name} is heavier than 1 MB"
+            assert all(n == 1 for n in embedded.values()), f"{name} holds a picture twice"
+    for file in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//", file.read_text("utf-8")), file.name
+    assert sum(file.stat().st_size for file in site.rglob("*") if file.is_file()) <= 20_000_000
+
+
+def test_pages_are_complete(pages):
+    for name, page in pages.items():
+        assert all(picture.get("alt", "").strip() for picture in page.pictures), name
+        inside = re.sub(r"<(pre|code|script)\b.*?</\1>", "", page.text, flags=re.S)
+        assert not re.search(r"\$\$|\\frac|\\begin\{|\{\{#", inside), f"{name} shows raw LaTeX or a marker"
+        if name not in ("promotion.html", "print.html"):
+            code = " ".join(re.findall(r"<pre>.*?</pre>", page.text, re.S))
+            assert "#| " not in code and "NBVAL_" not in code, f"{name} shows a mark"
+
+
+def test_the_card_that_others_show_beside_a_link(site, pages):
+    card = re.search(r'property="og:image" content="(.+?)"', pages["index.html"].text)[1]
+    home = re.search(r'^Book = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)[1]
+    assert card.startswith(home), "an address of its own: those who read it do not follow relative ones"
+    assert Image.open(site / card.removeprefix(home)).size == (1200, 630)
+    assert 'property="og:title" content="Autoencoder - kleinlite"' in pages["01_autoencoder.html"].text
+    assert re.search(r'rel="icon" href="favicon-\w+\.svg"', pages["index.html"].text)
+
+
+def test_the_font_of_formulas_has_its_licence_beside_it(site):
+    (font,) = site.glob("fonts/stix-two-math-*.woff2")
+    assert font.stat().st_size <= 270_000
+    (licence,) = site.glob("fonts/STIX-TWO-MATH-LICENSE-*.txt")
+    assert "SIL Open Font License, Version 1.1" in licence.read_text("utf-8")
+
+
+# ---------------------------------------------------------------- in a browser
+
+PALE = """(() => {  // texts that are hard to tell from what is behind them
+    const light = colour => { const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => {
+        x /= 255; return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const behind = e => { const c = getComputedStyle(e).backgroundColor;
+        return c === 'rgba(0, 0, 0, 0)' && e.parentElement ? behind(e.parentElement) : c; };
+    const contrast = e => { const a = light(getComputedStyle(e).color), b = light(behind(e));
+        return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); };
+    return [...document.querySelectorAll('main :is(p, li, td, th, a, h1, h2, code, code span, pre.output, mi)')]
+        .filter(e => e.offsetParent && e.textContent.trim() && contrast(e) < 4.5)
+        .map(e => `${e.tagName}.${e.className} ${contrast(e).toFixed(1)}: ${e.textContent.slice(0, 30)}`); })()"""
+STILL = "Promise.all(document.getAnimations().map(a => a.finished)).then(() => 0)"  # nothing moves any more
+PICTURES = """Promise.all([...document.querySelectorAll('main img')].map(async e => {
+    await e.decode().catch(() => 0);
+    return {what: e.alt, there: e.naturalWidth > 0 && e.clientWidth > 0, behind: getComputedStyle(e).backgroundColor};
+}))"""
+FORMULAS = """[...document.querySelectorAll('main math')].filter(e => e.closest('details:not([open])') === null)
+    .map(e => { const box = e.getBoundingClientRect(); return box.width > 3 && box.height > 3; })"""
+TOO_WIDE = """[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1
+    && !e.closest('pre, .table-wrapper, .output, .formula')).map(e => e.tagName + ' ' + e.textContent.slice(0, 40))"""
+
+CUT_OFF = """[...document.querySelectorAll('main pre > code')].filter(e => e.scrollWidth > e.clientWidth + 1)
+    .map(e => e.textContent.slice(0, 40))"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if reason := browser.reason_to_skip():
+        pytest.skip(reason)
+    with browser.Chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def home(site):
+    with browser.serving(site) as address:
+        yield address
+
+
+def theme(page: browser.Page, name: str) -> None:
+    """Choose one in the menu, as a reader would, and wait until the colours have stopped changing."""
+    opened = "document.querySelector('#mdbook-theme-list').style.display === 'block'"
+    if not page.run(opened):  # it stays open after a choice
+        page.click("#mdbook-theme-toggle")
+    page.wait(opened)
+    page.click(f"#mdbook-theme-{name}")
+    page.run(STILL)
+
+
+@each_page
+def test_page(chromium, home, name):
+    """No error, no remote request; everything is visible, in the light and in the dark, and on a phone."""
+    page = chromium.open(f"{home}/{name}", width=1200)
+    assert page.run(PALE) == []
+    pictures, formulas = page.run(PICTURES), page.run(FORMULAS)
+    assert [p["what"] for p in pictures if not p["there"]] == []
+    assert all(formulas)
+    if formulas:
+        loaded = "document.fonts.ready.then(() => [...document.fonts].some(f => /STIX/.test(f.family) && f.status"
+        assert page.run(f"{loaded} === 'loaded'))"), "the font of formulas"
+    page.dark(True)
+    page.wait("document.documentElement.classList.contains('navy')")
+    page.run(STILL)
+    assert page.run(PALE) == [], "in the dark"
+    assert {p["behind"] for p in page.run(PICTURES)} <= {"rgb(255, 255, 255)"}, "plots stand on white in the dark"
+    assert page.errors == []
+    assert [r for r in page.requests if not r.startswith((f"{home}/", "data:"))] == []
+    page = chromium.open(f"{home}/{name}", width=390, dark=True)
+    assert page.run("document.documentElement.scrollWidth") == 390
+    assert page.run(TOO_WIDE) == [], "on a phone"
+    assert page.run(CUT_OFF) == [], "lines of code that end outside of a phone"
+    assert page.errors == []
+
+
+def search(page, words):
+    """The links that the search box finds."""
+    page.press("s")
+    page.wait("document.activeElement.id === 'mdbook-searchbar'")
+    page.type(words)
+    page.wait("document.querySelector('#mdbook-searchresults li a')")
+    return page.run("[...document.querySelectorAll('#mdbook-searchresults li a')].map(e => e.href)")
+
+
+def test_search_finds_rope(chromium, home):
+    page = chromium.open(f"{home}/index.html")
+    results = search(page, "RoPE")
+    assert any("/02_position_ids.html" in link for link in results)
+    assert any("/glossary.html" in link and link.endswith("#rope") for link in results)
+    page.run(f"location.href = {results[0]!r}")
+    page.wait("document.querySelector('main mark')")
+    assert page.errors == []
+
+
+def test_a_name_of_the_package_is_found(chromium, home):
+    results = search(chromium.open(f"{home}/05_transformer.html"), "rope_table")
+    assert any(link.endswith("#position_ids-rope_table") for link in results)
+
+
+def test_themes(chromium, home):
+    """A reader's system decides; what is chosen in the menu stays for the next page."""
+    chosen = "document.documentElement.className.match(/light|navy/)[0]"
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    page = chromium.open(f"{home}/glossary.html")
+    theme(page, "default_theme")
+    assert page.run(chosen) == "light"
+    bright = page.run(background)
+    page = chromium.open(f"{home}/glossary.html", dark=True)
+    assert page.run(chosen) == "navy" and page.run(background) != bright
+    theme(page, "light")
+    page.goto(f"{home}/05_transformer.html")
+    assert page.run(chosen) == "light" and page.run(background) == bright
+    theme(page, "default_theme")
+    assert page.run(chosen) == "navy"
+    assert page.errors == []
+
+
+def test_the_sidebar_is_short(chromium, home):
+    page = chromium.open(f"{home}/03_text_encoder.html")
+    shown = """[...document.querySelectorAll('#mdbook-sidebar li.chapter-item > span > a:not(.chapter-fold-toggle)')]
+        .filter(e => e.offsetParent).map(e => e.innerText.trim())"""
+    links = page.run(shown)
+    assert len(links) <= 20 and {"Solutions", "3. Text encoder"} <= set(links), links
+    assert not [link for link in links if link.startswith("Solutions:") or "99" in link]
+    page.goto(f"{home}/solutions/03_text_encoder.html")
+    assert "Solutions: text encoder" in page.run(shown), "unfolded where the reader is"
+
+
+def test_the_next_page_is_the_next_chapter(chromium, home):
+    page = chromium.open(f"{home}/01_autoencoder.html")
+    assert page.run("document.querySelector('a.next').href").endswith("/02_position_ids.html")
+
+
+def test_the_page_to_print(chromium, home, pages):
+    """All chapters on one page, with their pictures; links stay on it."""
+    page = chromium.open(f"{home}/print.html")
+    assert page.run("document.querySelectorAll('main h1').length") >= len(PAGES)
+    assert page.errors == []

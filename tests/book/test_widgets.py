@@ -1,0 +1,355 @@
+"""The widgets without a browser: their controls do from Python what they do under a mouse."""
+
+import base64
+import io
+import threading
+from datetime import datetime, timezone
+from itertools import pairwise
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from PIL import Image
+
+from kleinlite import transformer
+from kleinlite.book import widgets
+from kleinlite.pipeline import Klein, prepare_reference, to_pixels
+from kleinlite.sampling import empirical_mu
+
+PROMPT = "a red circle above a blue square"
+BLOCKS = 7  # klein-nano: two double, five single
+
+
+@pytest.fixture(scope="module")
+def klein() -> Klein:
+    return Klein.from_pretrained()
+
+
+@pytest.fixture
+def play(klein):
+    panel = widgets.playground(klein)
+    yield panel
+    panel.halt.set()
+    assert panel.idle.wait(60)
+
+
+def wish(panel, **values) -> None:
+    for name, value in values.items():
+        getattr(panel.parts, name).value = value
+
+
+def draw(panel, **values) -> None:
+    wish(panel, **values)
+    panel.parts.draw.click()
+    assert panel.idle.wait(60)
+
+
+def upload(panel, *files: tuple[str, bytes]) -> None:
+    now = datetime.now(timezone.utc)
+    panel.parts.upload.value = tuple(
+        {"name": name, "type": "image/png", "size": len(content), "content": memoryview(content), "last_modified": now}
+        for name, content in files
+    )
+
+
+def stop_at(panel, step: int) -> None:
+    """Press Stop as soon as this step is shown."""
+    panel.parts.progress.observe(lambda change: change.new == step and panel.parts.stop.click(), "value")
+
+
+def shown(panel) -> Image.Image:
+    return Image.open(io.BytesIO(panel.parts.picture.value)).convert("RGB")
+
+
+def again(panel) -> Image.Image:
+    """What the code under the picture draws."""
+    *lines, last = panel.code.split("\n")
+    names = {}
+    exec("\n".join(lines), names)
+    return eval(last, names)
+
+
+def gradient(width: int, height: int) -> bytes:
+    return widgets.png(Image.linear_gradient("L").resize((width, height)).convert("RGB"))
+
+
+# The playground
+
+
+def test_the_first_picture_is_there_at_once(play, klein):
+    assert shown(play).tobytes() == klein(PROMPT, seed=7, progress=False).tobytes()
+    assert "seed 7" in play.parts.says.value
+    assert len(play.parts.gallery.children) == 1
+    assert not play.parts.draw.disabled and play.parts.stop.disabled
+
+
+def test_generate_and_the_call_that_draws_it_again(play):
+    before = shown(play)
+    draw(play, prompt='a "yellow" star', width=64, height=80, steps=3, seed=2**33)
+    assert shown(play).size == (64, 80) != before.size
+    assert again(play).tobytes() == shown(play).tobytes()
+    assert "seed 8589934592" in play.parts.says.value
+
+
+def test_every_step_is_shown(play):
+    seen = []
+    play.parts.picture.observe(lambda change: seen.append(change.new), "value")
+    draw(play, steps=5, seed=1)
+    assert len(set(seen)) == 5
+    assert play.parts.progress.value == play.parts.progress.max == 5
+
+
+def test_with_references(play, tmp_path, monkeypatch):
+    files = {"a.png": gradient(96, 64), "b.png": gradient(70, 70)}
+    upload(play, *files.items())
+    assert (play.parts.width.value, play.parts.height.value) == (96, 64)
+    assert len(play.parts.references.children) == 3  # two pictures and the button that clears them
+    draw(play, prompt="put both together", steps=2)
+    monkeypatch.chdir(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    assert again(play).tobytes() == shown(play).tobytes()
+    play.parts.clear.click()
+    assert play.parts.width.value == 96 == play.parts.height.value
+    assert not play.parts.references.children
+    draw(play, prompt="put both together", steps=2)
+    assert "Image.open" not in play.code
+
+
+def test_a_base_model_has_guidance():
+    base = Klein.from_pretrained("nano-base")
+    panel = widgets.playground(base)
+    assert panel.parts.gallery.children == ()  # a slow model does not draw before it is asked to
+    draw(panel, width=32, height=32, steps=2, guidance=2.5)
+    assert "guidance=2.5" in panel.code and 'from_pretrained("nano-base")' in panel.code
+    assert again(panel).tobytes() == shown(panel).tobytes()
+
+
+def test_stop_in_the_middle(play):
+    stop_at(play, 3)
+    draw(play, steps=500, seed=5)
+    assert 3 <= play.parts.progress.value <= 4
+    assert "stopped after" in play.parts.says.value and "of 500 steps" in play.parts.says.value
+    assert not play.parts.draw.disabled and play.parts.stop.disabled
+    assert again(play).tobytes() == shown(play).tobytes()
+    draw(play, steps=1)  # and it draws again
+    assert "stopped" not in play.parts.says.value
+
+
+def test_stop_before_the_first_step(play):
+    busy, before = threading.Event(), play.parts.picture.value
+    widgets.JOBS.put(busy.wait)
+    play.parts.draw.click()
+    play.parts.stop.click()
+    busy.set()
+    assert play.idle.wait(60)
+    assert "stopped before the first step" in play.parts.says.value
+    assert play.parts.picture.value == before and len(play.parts.gallery.children) == 1
+
+
+def test_draw_while_drawing_does_nothing(play):
+    stop_at(play, 4)
+    play.parts.progress.observe(lambda change: change.new == 2 and play.generate(), "value")
+    draw(play, steps=50)
+    assert len(play.parts.gallery.children) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"width": 100}, "The width must be a multiple of 16 pixels, 100 is not: try 96."),
+        ({"steps": 0}, "at least 1 and at most 1000, not 0."),
+        ({"seed": -1}, "A seed is a whole number from 0"),
+        ({"prompt": "a red circle " * 40}, "shorten"),  # found out while drawing, in the thread
+    ],
+)
+def test_wrong_wishes_are_answered_in_a_sentence(play, values, sentence):
+    before = play.parts.picture.value
+    draw(play, **values)
+    assert sentence in play.parts.says.value and "kleinlite-wrong" in play.parts.says.value
+    assert play.parts.picture.value == before and len(play.parts.gallery.children) == 1
+    draw(play, prompt=PROMPT, width=96, steps=1, seed=1)
+    assert "kleinlite-wrong" not in play.parts.says.value
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"no picture at all", "x.png is not a picture"),
+        (gradient(96, 96)[:200], "x.png is not a picture"),
+        (gradient(20, 20), "A reference picture needs sides of at least 64 pixels"),
+    ],
+)
+def test_wrong_references_are_answered_in_a_sentence(play, content, sentence):
+    upload(play, ("x.png", content))
+    assert sentence in play.parts.says.value
+    draw(play)
+    assert sentence in play.parts.says.value and len(play.parts.gallery.children) == 1
+
+
+def test_what_the_reader_writes_is_shown_as_text(play):
+    draw(play, prompt="<b>$x$ & 'y'</b>", steps=1)
+    assert "&lt;b&gt;" in play.parts.says.value and "&lt;b&gt;" in play.parts.call.value
+    assert again(play).tobytes() == shown(play).tobytes()
+
+
+def test_gallery_brings_a_picture_back(play):
+    first, code = play.parts.picture.value, play.code
+    draw(play, prompt="a yellow star", seed=3)
+    assert play.parts.picture.value != first and len(play.parts.gallery.children) == 2
+    oldest = play.parts.gallery.children[-1]
+    oldest.children[1].children[0].click()
+    assert play.parts.picture.value == first and play.code == code
+    assert PROMPT in play.parts.says.value
+
+
+def test_dice_and_enter(play):
+    play.parts.dice.click()
+    assert play.parts.seed.value != 7
+    play.parts.prompt._handle_custom_msg({"event": "submit"}, [])  # what the browser sends for Enter
+    assert play.idle.wait(60)
+    assert f"seed={play.parts.seed.value}" in play.code
+
+
+# The explorers
+
+
+def moves(panel, **values) -> None:
+    """Every control changes the picture, and setting it back brings the picture back; from another thread, too.
+
+    JupyterLab sends the messages of widgets to a thread of their own, and MLX finishes no other thread's work.
+    """
+    start, wrong = panel.parts.picture.value, []
+
+    def move():
+        for name, value in values.items():
+            control = getattr(panel.parts, name)
+            before, control.value = control.value, value
+            if panel.parts.picture.value == start:
+                wrong.append(f"{name} changes nothing")
+            control.value = before
+            if panel.parts.picture.value != start:
+                wrong.append(f"{name} does not come back")
+
+    def elsewhere():
+        try:
+            move()
+        except Exception as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    move()
+    assert wrong == []
+
+
+def test_schedule_explorer():
+    panel = widgets.schedule_explorer()
+    moves(panel, steps=20, size=512)
+    assert empirical_mu((panel.parts.size.value // 16) ** 2, 4) == pytest.approx(2.29, abs=0.01)  # as the picture says
+
+
+def test_rope_explorer():
+    panel = widgets.rope_explorer()
+    moves(panel, row=0, column=15, among=20)
+    buttons = panel.children[-1].children[1].children
+    assert len(buttons) == 256
+    buttons[3 * 16 + 12].click()
+    assert (panel.parts.row.value, panel.parts.column.value) == (3, 12)
+
+
+def test_latent_explorer(klein):
+    picture = klein(PROMPT, seed=7, progress=False)
+    panel = widgets.latent_explorer(klein, picture)
+    moves(panel, channel=0, push=-2.0)
+    panel.parts.push.value = 0.0  # no difference at all can be drawn, too
+    with pytest.raises(ValueError, match="at least 64"):
+        widgets.latent_explorer(klein, picture.resize((32, 32)))
+
+
+def test_attention_viewer(klein):
+    honest = transformer.roped_attention
+    panel = widgets.attention_viewer(klein, PROMPT)
+    assert transformer.roped_attention is honest
+    assert [word for word, _ in panel.parts.word.options] == PROMPT.split()
+    assert len(panel.parts.block.options) == 1 + BLOCKS
+    first = panel.parts.word.options[1][1]
+    moves(panel, word=first, step=4, block=3)
+    widgets.attention_viewer(klein, r"$a^ $b$ \x_", size=64)  # no formula
+    with pytest.raises(ValueError, match="no word"):
+        widgets.attention_viewer(klein, " ")
+
+
+def test_attention_is_what_the_model_uses(klein):
+    steps, maps = widgets.watch_attention(klein, PROMPT, seed=7)
+    assert len(steps) == len(maps) == 4
+    assert all(m.shape == (BLOCKS, 36, klein.info.tokens) for m in maps)
+    assert all((m >= 0).all().item() and (m.sum(axis=-1) <= 1 + 1e-5).all().item() for m in maps)
+    assert not any(mx.allclose(a, b) for a, b in pairwise(maps))
+    assert steps[-1].preview().tobytes() == klein(PROMPT, seed=7, progress=False).tobytes()
+
+
+def test_attention_hook_is_taken_off_after_an_error(klein):
+    honest = transformer.roped_attention
+    with pytest.raises(ValueError, match="shorten"):
+        widgets.attention_viewer(klein, "a red circle " * 40)
+
+    def breaks(*_, **__):
+        yield from list(klein.stream(PROMPT, seed=7, progress=False))[:1]
+        raise RuntimeError("out of memory")
+
+    broken = SimpleNamespace(info=klein.info, transformer=klein.transformer, stream=breaks)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        widgets.watch_attention(broken, PROMPT, seed=7)
+    assert transformer.roped_attention is honest
+
+
+def test_attention_of_others_is_not_caught(klein, play):
+    """The playground may be drawing meanwhile, in its own thread."""
+    alone = widgets.watch_attention(klein, PROMPT, seed=7)[1]
+
+    def slowly(*wishes, **more):
+        steps = klein.stream(*wishes, **more)
+        for _ in alone:
+            draw(play, prompt="a tree", steps=1)
+            yield next(steps)
+
+    busy = SimpleNamespace(info=klein.info, transformer=klein.transformer, stream=slowly)
+    caught = widgets.watch_attention(busy, PROMPT, seed=7)[1]
+    assert all(mx.array_equal(a, b) for a, b in zip(alone, caught))
+
+
+# Where no widget can live
+
+
+def test_a_panel_is_a_still_picture_too(klein, play):
+    panels = [play, widgets.schedule_explorer(), widgets.rope_explorer(grid=4)]
+    panels += [widgets.attention_viewer(klein, PROMPT), widgets.latent_explorer(klein, Image.new("RGB", (64, 80)))]
+    panels += [widgets.playground(Klein.from_pretrained("nano-base"))]
+    for panel in panels:
+        bundle, about = panel._repr_mimebundle_()
+        assert "application/vnd.jupyter.widget-view+json" in bundle and "JupyterLab" in bundle["text/plain"]
+        ((kind, place),) = about.items()
+        still = Image.open(io.BytesIO(base64.b64decode(bundle[kind])))
+        assert still.size == (2 * place["width"], 2 * place["height"])  # sharp on good screens
+        assert len(bundle[kind]) < 100_000
+
+
+def test_a_notebook_without_a_browser_shows_the_still_picture():
+    import nbformat
+    from nbclient import NotebookClient
+
+    code = "from kleinlite import widgets\n\nwidgets.playground()"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    (output,) = notebook.cells[0].outputs
+    film = Image.open(io.BytesIO(base64.b64decode(output["data"]["image/jpeg"])))
+    assert film.width > 2 * film.height  # four steps side by side
+
+
+def test_references_are_cut_as_the_pipeline_does(play):
+    upload(play, ("a.png", gradient(100, 75)))
+    size = prepare_reference(Image.new("RGB", (100, 75))).size
+    assert (play.parts.width.value, play.parts.height.value) == size
+    assert to_pixels(Image.new("RGB", size)).shape[1:3] == size[::-1]

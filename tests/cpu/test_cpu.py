@@ -1,0 +1,329 @@
+"""The Linux CPU: the quick exp and what is built on it against MLX's own, and the borrowed BLAS."""
+
+import contextlib
+import ctypes
+import math
+import os
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+
+from kleinlite import cpu
+from kleinlite.cpu import blas
+
+linux = pytest.mark.skipif(not cpu.FAST, reason="kleinlite.cpu changes something on a Linux CPU only")
+
+
+def close(a: mx.array, b: mx.array, tolerance: float = 3e-6) -> bool:
+    """Same shape and type, no nan, and the largest difference small against the values."""
+    assert a.shape == b.shape and a.dtype == b.dtype
+    limit = tolerance * max(1.0, mx.abs(b).max().item())
+    return mx.abs(a - b).max().item() <= limit  # False for nan, too
+
+
+def agree(own, theirs, *args: mx.array, tolerance: float = 3e-6) -> bool:
+    """Values and gradients, with and without mx.compile."""
+    w = normal(*theirs(*args).shape, seed=9)
+
+    def gradients(f):
+        return mx.grad(lambda args: (f(*args) * w).sum())
+
+    right = theirs(*args), *gradients(theirs)(list(args))
+    plain = own(*args), *gradients(own)(list(args))
+    compiled = right[0], *mx.compile(gradients(own))(list(args))  # `own` alone compiles itself
+    return all(close(a, b, tolerance) for got in (plain, compiled) for a, b in zip(got, right))
+
+
+def normal(*shape: int, seed: int = 0) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed))
+
+
+# ---------------------------------------------------------------- exp, sigmoid, silu, softmax
+
+
+@linux
+@pytest.mark.parametrize("compiled", [True, False])
+def test_exp_is_within_rounding_of_the_value(compiled):
+    x = mx.concatenate([mx.linspace(-87, 88, 20011), mx.linspace(-1, 1, 4001), mx.linspace(-1e-6, 1e-6, 11)])
+    if not compiled:  # as under mx.grad, or where there is no g++
+        mx.disable_compile()
+    try:
+        y = cpu.exp(x).tolist()
+    finally:
+        mx.enable_compile()
+    assert max(abs(b / math.exp(a) - 1) for a, b in zip(x.tolist(), y)) <= 3e-7
+
+
+@linux
+def test_exp_at_the_ends():
+    inf = math.inf
+    assert cpu.exp(mx.array([-inf, -3e38, -1000, -88, 0, 89, 1000, inf])).tolist() == [0] * 4 + [1] + [inf] * 3
+    assert math.isnan(cpu.exp(mx.array(math.nan)).item())  # must not turn into a number
+    assert mx.grad(lambda x: cpu.exp(x).sum())(mx.array([-inf, -1000.0, 0])).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5, 17), (2, 0)])
+def test_values_one_by_one(shape):
+    x = 4 * normal(*shape)
+    if x.size == 0:
+        assert cpu.silu(x).shape == shape
+        return
+    assert agree(cpu.sigmoid, mx.sigmoid, x)
+    assert agree(cpu.silu, lambda x: x * mx.sigmoid(x), x)
+    assert agree(lambda x: cpu.exp(x / 4), lambda x: mx.exp(x / 4), x)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_softmax(axis):
+    x = 5 * normal(4, 6, 9)
+    assert agree(lambda x: cpu.softmax(x, axis), lambda x: mx.softmax(x, axis=axis), x)
+
+
+def test_a_view_that_is_not_contiguous():
+    x = normal(6, 10)
+    assert close(cpu.silu(x[:, ::2].T), x[:, ::2].T * mx.sigmoid(x[:, ::2].T))
+    assert close(cpu.softmax(x.T), mx.softmax(x.T, axis=-1))
+
+
+def test_large_values_stay_numbers():
+    x = mx.array([[-3e38, -1e4, -100, 0, 100, 1e4, 1e30]])
+    for own, theirs in ((cpu.sigmoid, mx.sigmoid), (cpu.softmax, lambda x: mx.softmax(x, axis=-1))):
+        for f in (lambda f, x: f(x), lambda f, x: mx.grad(lambda x: f(x).sum())(x)):
+            assert close(f(own, x), f(theirs, x), 1e-7)
+    assert cpu.silu(x).tolist()[0][3:] == x.tolist()[0][3:]
+    assert close(cpu.softmax(mx.array([0.0, -mx.inf, 1.0])), mx.softmax(mx.array([0.0, -mx.inf, 1.0])))
+    assert cpu.softmax(mx.array([0.0, -mx.inf, 1.0]))[1].item() == 0
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_other_types_are_left_to_mlx(dtype):
+    x, q = normal(3, 8).astype(dtype), normal(1, 2, 5, 8).astype(dtype)
+    assert mx.array_equal(cpu.exp(x), mx.exp(x)) and mx.array_equal(cpu.sigmoid(x), mx.sigmoid(x))
+    assert mx.array_equal(cpu.softmax(x), mx.softmax(x, axis=-1, precise=True))
+    theirs = mx.fast.scaled_dot_product_attention(q, q, q, scale=0.3, mask=None)
+    assert mx.array_equal(cpu.attention(q, q, q, 0.3), theirs)
+
+
+# ---------------------------------------------------------------- attention
+
+
+def masks(b: int, nh: int, s: int) -> dict[str, mx.array | None]:
+    causal, real = mx.tri(s) > 0, mx.arange(s) < mx.array([[s], [s - 3]])[:b]
+    return {
+        "none": None,
+        "causal": causal,
+        "padding": real[:, None, None, :],
+        "both": causal & real[:, None, None, :],
+        "per head": (normal(b, nh, s, s, seed=3) > 0) | (mx.eye(s) > 0),
+    }
+
+
+@pytest.mark.parametrize("nkv", [6, 2, 1])
+@pytest.mark.parametrize("mask", masks(1, 1, 5))
+@pytest.mark.parametrize("rows", [11, 4, 1])  # queries at a time
+def test_attention(mask, nkv, rows, monkeypatch):
+    b, nh, s, hd = 2, 6, 11, 8
+    monkeypatch.setattr(cpu, "SCORES", rows * 4 * b * nh * s)
+    mask = masks(b, nh, s)[mask]
+    q, k, v = normal(b, nh, s, hd), normal(b, nkv, s, hd, seed=1), normal(b, nkv, s, hd, seed=2)
+
+    def own(q, k, v):
+        return cpu.attention(q, k, v, hd**-0.5, mask)
+
+    def theirs(q, k, v):
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=hd**-0.5, mask=mask)
+
+    assert agree(own, theirs, q, k, v)
+    assert agree(own, theirs, 6 * q, 6 * k, v, tolerance=2e-5)  # scores of 50: most weights are 0 or 1
+    assert mx.isfinite(own(1e4 * q, 1e4 * k, v)).all()
+
+
+def test_attention_with_heads_behind_the_tokens():
+    """As models call it: (b, s, nh, hd), turned; not contiguous."""
+    q, k, v = (normal(2, 9, heads, 4, seed=i).swapaxes(1, 2) for i, heads in enumerate((4, 2, 2)))
+    theirs = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.5, mask=None)
+    assert close(cpu.attention(q, k, v, 0.5), theirs)
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 30, 8), (2, 33, 17, 8), (1, 3, 5, 8)])
+@pytest.mark.parametrize("k, stride, padding", [(3, 1, 1), (3, 2, 0), (3, 1, 0), (1, 1, 0), (5, 2, 2)])
+@pytest.mark.parametrize("strip", [1, 20_000, 2**23])  # single rows, some rows, everything at once
+def test_conv2d(shape, k, stride, padding, strip, monkeypatch):
+    monkeypatch.setattr(cpu, "STRIP", strip)
+    if k > min(shape[1:3]) + 2 * padding:
+        return
+    x, w = normal(*shape), normal(6, k, k, 8, seed=1)
+    assert close(cpu.conv2d(x, w, stride, padding), mx.conv2d(x, w, stride, padding))
+
+
+@linux
+def test_conv2d_takes_little_memory(monkeypatch):
+    """The picture with its border, the result twice (in strips, joined) and some strips: not nine times the picture."""
+    monkeypatch.setattr(cpu, "STRIP", 2**18)
+    x, w = normal(1, 256, 256, 32), normal(32, 3, 3, 32, seed=1)
+    peaks = []
+    for f in (cpu.conv2d, mx.conv2d):
+        mx.eval(x, w)
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(f(x, w, 1, 1))
+        peaks.append(mx.get_peak_memory() - before)
+    assert peaks[0] < 5 * x.nbytes < 9 * x.nbytes < peaks[1]
+
+
+# ---------------------------------------------------------------- the matrix product
+
+
+@pytest.fixture
+def table():
+    """The library's table of addresses, put back afterwards; None where it could not be found."""
+    cpu.setup()
+    before = {name: ctypes.c_uint64.from_address(slot).value for name, slot in blas._slots.items()}
+    yield before
+    blas._point_to(before)
+
+
+def installed() -> list[str]:
+    """The fast libraries that can be loaded here, best first."""
+    names = []
+    for name, path, prefix in blas._candidates():
+        with contextlib.suppress(OSError):
+            blas._addresses(path, prefix)
+            names.append(name)
+    return names
+
+
+def now() -> dict[str, int]:
+    return {name: ctypes.c_uint64.from_address(slot).value for name, slot in blas._slots.items()}
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float64, mx.complex64])
+@pytest.mark.parametrize("shape", [(1, 5, 3), (64, 64, 64), (200, 333, 129), (7, 1, 300)])
+def test_products_are_right(shape, dtype):
+    cpu.setup()
+    m, k, n = shape
+    with mx.stream(mx.cpu):
+        a, b = (mx.random.randint(-9, 10, s, key=mx.random.key(1)).astype(dtype) for s in ((3, m, k), (3, k, n)))
+        if dtype == mx.complex64:
+            a, b = a * (1 + 2j), b * (3 - 1j)
+        right = (a[..., None] * b[:, None]).sum(axis=2)  # whole numbers below 2^24: exact, so compared with ==
+        turned = [mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (a, b)]
+        for p in (a, turned[0]):
+            for q in (b, turned[1]):
+                assert mx.array_equal(p @ q, right)
+                assert mx.array_equal(p[1] @ q[2], (a[1, ..., None] * b[2]).sum(axis=1))
+
+
+@linux
+@pytest.mark.parametrize("name, path, prefix", list(blas._candidates()))
+def test_each_library_gives_right_products(name, path, prefix, table):
+    try:
+        addresses = blas._addresses(path, prefix)
+    except OSError:
+        pytest.skip(f"{path} is not installed")
+    assert set(addresses) == {"cblas_sgemm", "cblas_dgemm", "cblas_cgemm"}
+    blas._point_to(addresses)
+    assert now() == addresses
+    assert blas._products_are_right()
+
+
+@linux
+def test_a_wrong_library_is_noticed_and_taken_out_again(table, monkeypatch):
+    blas._point_to(blas._original)
+    does_nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
+    monkeypatch.setattr(blas, "_candidates", lambda: [("wrong", "", "")])
+    for wrong in blas.GEMMS:  # one of the three is enough
+        monkeypatch.setattr(blas, "_addresses", lambda path, prefix, name=wrong: {name: does_nothing})
+        before = now()
+        assert blas._use_fast_blas() is None
+        assert now() == before
+    assert blas._products_are_right()
+
+
+@linux
+def test_setup_twice_changes_nothing(table, capfd):
+    name = cpu.blas_name()
+    assert name == (installed() or [None])[0]
+    cpu.setup()
+    assert cpu.blas_name() == name and now() == table
+    assert capfd.readouterr() == ("", "")
+
+
+# ---------------------------------------------------------------- in a fresh Python
+
+LOAD = f"""
+import importlib.util, sys
+import mlx.core as mx
+where = {{"submodule_search_locations": {list(cpu.__path__)!r}}}
+spec = importlib.util.spec_from_file_location("cpu", {cpu.__file__!r}, **where)
+cpu = sys.modules["cpu"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(cpu)
+from cpu import blas
+"""
+
+
+def fresh(code: str, **environment: str) -> tuple[str, str]:
+    """What this prints to stdout and stderr, with the module loaded but not set up."""
+    env = {k: v for k, v in os.environ.items() if k != "KLEINLITE_CPU"} | environment
+    done = subprocess.run([sys.executable, "-c", LOAD + code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@linux
+def test_off_switch():
+    code = """
+cpu.setup()
+x = mx.random.normal((50,)) * 9
+print(cpu.FAST, cpu.blas_name(), blas._slots, mx.array_equal(cpu.exp(x), mx.exp(x)).item())
+"""
+    assert fresh(code, KLEINLITE_CPU="off") == ("False None {} True\n", "")
+
+
+@linux
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "blas._candidates = lambda: []",
+        "blas._candidates = lambda: [('x', '/nowhere/libopenblas.so.0', ''), ('y', 'libc.so.6', '')]",
+        "blas._find_slots = lambda: {}",
+        "blas.platform.machine = lambda: 'abacus'",
+        "blas._products_are_right = lambda: 1 / 0",
+    ],
+)
+def test_one_line_when_there_is_no_fast_blas(trouble):
+    out, err = fresh(
+        trouble + "\ncpu.setup(); cpu.setup(); print(cpu.blas_name(), (mx.ones((9, 9)) @ mx.ones(9))[0].item())"
+    )
+    assert out == "None 9.0\n"
+    assert err.count("\n") == 1 and "pip install scipy-openblas32" in err
+
+
+@linux
+def test_a_library_that_will_not_do_is_passed_over():
+    if not installed():
+        pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
+    code = """
+good = list(blas._candidates())
+blas._candidates = lambda: [("x", "/nowhere/libopenblas.so.0", ""), ("y", "libc.so.6", ""), *good]
+cpu.setup(); print(cpu.blas_name())
+"""
+    assert fresh(code) == (f"{installed()[0]}\n", "")
+
+
+@linux
+def test_without_a_compiler(tmp_path):
+    """No g++, and none of its earlier work in the temporary folder: MLX runs the operations one by one."""
+    out, err = fresh(
+        "x = mx.linspace(-80, 80, 101); print((mx.abs(cpu.exp(x) / mx.exp(x) - 1).max() < 1e-5).item(),"
+        "mx.abs(cpu.softmax(x) - mx.softmax(x)).max().item() < 1e-6)",
+        PATH="/nowhere",
+        TMPDIR=str(tmp_path),
+    )
+    assert (out, err) == ("True True\n", "")
