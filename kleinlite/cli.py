@@ -433,7 +433,7 @@ def raised_here(error: Exception) -> bool:
     while last.tb_next:
         last = last.tb_next
     code = last.tb_frame.f_code
-    return Path(code.co_filename).parent == Path(__file__).parent and code.co_code[last.tb_lasti] == RAISE
+    return Path(__file__).parent in Path(code.co_filename).parents and code.co_code[last.tb_lasti] == RAISE
 
 
 def explain(error: Exception) -> str | None:

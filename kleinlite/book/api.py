@@ -29,11 +29,16 @@ class Module(NamedTuple):
     source: str
     program: bool  # to be run, not imported
 
+    @property
+    def room(self) -> str:
+        """The name as an anchor."""
+        return self.name.replace(".", "-")
+
     def anchor(self, name: str) -> str:
-        return name.lower() if name == "Klein" else f"{self.name}-{name}"
+        return name.lower() if name == "Klein" else f"{self.room}-{name}"
 
 
-def read(path: Path) -> Module:
+def read(path: Path, package: Path) -> Module:
     """One module: what it says about itself, and the definitions that others may use."""
     source = path.read_text("utf-8")
     tree = ast.parse(source)
@@ -51,7 +56,7 @@ def read(path: Path) -> Module:
     else:
         names = [n for n, node in defined.items() if not n.startswith("_") and documented(node)]
     return Module(
-        path.stem,
+        ".".join(path.relative_to(package).with_suffix("").parts),
         PROMOTED.sub("", about).strip(),
         "".join(promoted.groups()) if promoted else "",
         {name: defined[name] for name in names},
@@ -200,10 +205,11 @@ def parameter_names(node: ast.FunctionDef) -> tuple[str, ...]:
 def section(module: Module, names: dict[str, str]) -> str:
     """One module: its chapter, its file, what it says about itself, and its names."""
     title, _, rest = module.about.partition("\n")
+    file = f"kleinlite/{module.name.replace('.', '/')}.py"
     chapter = f"Built in [chapter {int(module.chapter[:2])}]({module.chapter}.ipynb), " if module.chapter else ""
-    home = f"{chapter}{'in' if chapter else 'In'} [`kleinlite/{module.name}.py`](../kleinlite/{module.name}.py)."
+    home = f"{chapter}{'in' if chapter else 'In'} [`{file}`](../{file})."
     about = markdown(f"{'' if chapter else title}\n{rest}", names) if rest.strip() or not chapter else ""
-    parts = [f"## {module.name} {{#{module.name}}}", home, about]
+    parts = [f"## {module.name} {{#{module.room}}}", home, about]
     shown = [] if module.program else [name for name in module.public if name != "Klein"]
     return "\n\n".join(part for part in [*parts, *(entry(module, name, names) for name in shown)] if part)
 
@@ -215,13 +221,13 @@ def contents(modules: list[Module]) -> str:
         chapter = f"[{int(module.chapter[:2])}]({module.chapter}.ipynb)" if module.chapter else ""
         links = ", ".join(f"[{name}](#{module.anchor(name)})" for name in module.public)
         command = f"`python -m kleinlite.{module.name}`" if module.name != "cli" else "`kleinlite`"
-        rows.append(f"| [{module.name}](#{module.name}) | {chapter} | {command if module.program else links} |")
+        rows.append(f"| [{module.name}](#{module.room}) | {chapter} | {command if module.program else links} |")
     return "\n".join(rows)
 
 
 def reference(package: Path) -> str:
     """The whole page, in Markdown, below its title."""
-    modules = [read(path) for path in sorted(package.glob("*.py")) if not path.stem.startswith("__")]
+    modules = [read(path, package) for path in sorted(package.rglob("*.py")) if not path.stem.startswith("__")]
     modules = [module for module in modules if module.public]
     modules.sort(key=lambda m: (m.program, not m.chapter, m.chapter or m.name))
     names = {name: m.anchor(name) for m in reversed(modules) if not m.program for name in m.public}

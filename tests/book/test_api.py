@@ -53,7 +53,7 @@ def test_links_within_the_reference_lead_somewhere(reference):
 
 
 def test_programs_are_told_about_but_not_taken_apart(reference):
-    promote = reference.split("\n## promote {#promote}")[1].split("\n## ")[0]
+    promote = reference.split("\n## book.promote {#book-promote}")[1].split("\n## ")[0]
     assert "python -m kleinlite.book.promote --check" in promote and "###" not in promote
 
 

@@ -340,7 +340,7 @@ def test_a_notebook_without_a_browser_shows_the_still_picture():
     import nbformat
     from nbclient import NotebookClient
 
-    code = "from kleinlite import widgets\n\nwidgets.playground()"
+    code = "from kleinlite.book import widgets\n\nwidgets.playground()"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     (output,) = notebook.cells[0].outputs

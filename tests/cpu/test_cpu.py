@@ -125,7 +125,7 @@ def masks(b: int, nh: int, s: int) -> dict[str, mx.array | None]:
 @pytest.mark.parametrize("rows", [11, 4, 1])  # queries at a time
 def test_attention(mask, nkv, rows, monkeypatch):
     b, nh, s, hd = 2, 6, 11, 8
-    monkeypatch.setattr(cpu, "SCORES", rows * 4 * b * nh * s)
+    monkeypatch.setattr(cpu.operations, "SCORES", rows * 4 * b * nh * s)
     mask = masks(b, nh, s)[mask]
     q, k, v = normal(b, nh, s, hd), normal(b, nkv, s, hd, seed=1), normal(b, nkv, s, hd, seed=2)
 
@@ -154,7 +154,7 @@ def test_attention_with_heads_behind_the_tokens():
 @pytest.mark.parametrize("k, stride, padding", [(3, 1, 1), (3, 2, 0), (3, 1, 0), (1, 1, 0), (5, 2, 2)])
 @pytest.mark.parametrize("strip", [1, 20_000, 2**23])  # single rows, some rows, everything at once
 def test_conv2d(shape, k, stride, padding, strip, monkeypatch):
-    monkeypatch.setattr(cpu, "STRIP", strip)
+    monkeypatch.setattr(cpu.operations, "STRIP", strip)
     if k > min(shape[1:3]) + 2 * padding:
         return
     x, w = normal(*shape), normal(6, k, k, 8, seed=1)
@@ -164,7 +164,7 @@ def test_conv2d(shape, k, stride, padding, strip, monkeypatch):
 @linux
 def test_conv2d_takes_little_memory(monkeypatch):
     """The picture with its border, the result twice (in strips, joined) and some strips: not nine times the picture."""
-    monkeypatch.setattr(cpu, "STRIP", 2**18)
+    monkeypatch.setattr(cpu.operations, "STRIP", 2**18)
     x, w = normal(1, 256, 256, 32), normal(32, 3, 3, 32, seed=1)
     peaks = []
     for f in (cpu.conv2d, mx.conv2d):
