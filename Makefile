@@ -25,7 +25,7 @@ generate: has-prompt $(VENV)/.base ## draw PROMPT="…" (also MODEL, SIZE, STEPS
 has-prompt:
 	@test -n "$$PROMPT" || { echo 'Say what to draw: make generate PROMPT="a red circle above a blue square"'; exit 2; }
 
-setup: $(VENV)/.book ## install what reading, running and building the book takes
+setup: $(VENV)/.test ## install what reading, building and testing the book takes
 
 lab: $(VENV)/.book ## open the book in JupyterLab
 	$(BIN)/jupyter-lab notebooks
@@ -35,16 +35,16 @@ test: check test-notebooks book ## all tests: the quick ones, every notebook fro
 check: lint ## the quick tests: promotion in step, lint, pytest
 	$(BIN)/python -m pytest -q
 
-lint: $(VENV)/.book ## promotion in step, and what linter and formatter would change
+lint: $(VENV)/.test ## promotion in step, and what linter and formatter would change
 	$(BIN)/python -m kleinlite.book.promote --check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-test-notebooks: $(VENV)/.book ## run every notebook and compare (nbval)
+test-notebooks: $(VENV)/.test ## run every notebook and compare (nbval)
 	$(if $(wildcard notebooks/*.ipynb),MLX_ENABLE_TF32=0 $(BIN)/python -m pytest -q -p nbval --nbval-lax --nbval-current-env \
 	  --nbval-cell-timeout 600 notebooks)
 
-format: $(VENV)/.book ## let the formatter write notebooks and modules, then promote
+format: $(VENV)/.test ## let the formatter write notebooks and modules, then promote
 	$(BIN)/ruff check --select I --fix
 	$(BIN)/ruff format
 	$(BIN)/python -m kleinlite.book.promote
@@ -58,7 +58,7 @@ run-notebooks: $(VENV)/.book ## run the notebooks and store what they show (all,
 clean-notebooks: $(VENV)/.book ## tidy what a session in Jupyter stored (all, or NB="01 05")
 	$(BIN)/python -m kleinlite.book.notebooks clean $$NB
 
-parity: $(VENV)/.book ## compare every block with the reference again, and write the page that says how close
+parity: $(VENV)/.test ## compare every block with the reference again, and write the page that says how close
 	$(BIN)/python tests/write_parity.py
 
 bench-full: $(VENV)/.base ## write a random model as large as 4b, run it in three precisions, print what it costs
@@ -76,7 +76,8 @@ clean: ## remove what can be made again, except .venv
 .PHONY: help generate has-prompt setup lab test check lint test-notebooks format promote run-notebooks \
   clean-notebooks parity bench-full book serve clean
 
-# The environment. One stamp for what generating takes, one for the book; a newer pyproject.toml installs again.
+# The environment. One stamp for what generating takes, one for the book, one for the tests; a newer pyproject.toml
+# installs again.
 
 $(VENV)/.base: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(call install,.)
@@ -85,6 +86,10 @@ $(VENV)/.base: pyproject.toml | $(VENV)/pyvenv.cfg
 $(VENV)/.book: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(call install,.[book])
 	@touch $(VENV)/.base $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(call install,.[test])
+	@touch $(VENV)/.base $(VENV)/.book $@
 
 HAS_UV := uv --version >/dev/null 2>&1
 

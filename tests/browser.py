@@ -1,37 +1,32 @@
-"""A headless Chromium, driven over its own protocol (DevTools). Needs no driver and no package but websocket-client.
+"""A headless Chromium for tests: Playwright drives the one of this system, and downloads none.
 
-with Chromium() as browser:
-    page = browser.open("http://127.0.0.1:8000/index.html", width=390)
-    assert page.run("document.title") == "Overview"
-    page.press("s")
-    page.wait("document.querySelector('#mdbook-searchbar')")
-    print(page.errors, page.requests)
+def test_search(open_page, site):
+    page, log = open_page(f"{site}/index.html", width=390)
+    page.keyboard.press("s")
+    page.wait_for_selector("#mdbook-searchbar")
+    assert log.errors == []
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import http.server
 import importlib.util
-import json
 import os
 import shutil
-import subprocess
-import tempfile
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 MAC = "/Applications/{0}.app/Contents/MacOS/{0}"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-SWITCHES = (
-    "--headless=new --no-sandbox --disable-gpu --hide-scrollbars --mute-audio --no-first-run --disable-sync "
-    "--no-default-browser-check --disable-background-networking --disable-component-update --disable-extensions "
-    "--disable-dev-shm-usage --remote-debugging-port=0"
-)
 
 
 def executable() -> str | None:
@@ -44,145 +39,59 @@ def executable() -> str | None:
 def reason_to_skip() -> str | None:
     """Why tests in a browser cannot run here, if they cannot. With KLEINLITE_BROWSER=required that is an error."""
     reason = None if executable() else "no Chromium found: apt install chromium, or set CHROMIUM to its path"
-    if not importlib.util.find_spec("websocket"):
-        reason = "websocket-client is not installed: pip install -e '.[book]' brings it (with JupyterLab)"
+    if not importlib.util.find_spec("playwright"):
+        reason = "playwright is not installed: pip install -e '.[test]' brings it"
     if reason and os.environ.get("KLEINLITE_BROWSER") == "required":
         raise RuntimeError(f"The tests in a browser must run here, but {reason}.")
     return reason
 
 
-class Page:
-    """One tab. What went wrong on it gathers in `errors`, what it asked for in `requests`."""
+class Log(NamedTuple):
+    """What happened on a page: errors in its scripts and on its console, addresses that it asked for."""
 
-    def __init__(self, address: str):
-        import websocket
-
-        self.socket = websocket.create_connection(address, suppress_origin=True, timeout=30)
-        self.count = 0
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.loaded = False
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.tell(f"{domain}.enable")
-
-    def tell(self, method: str, **parameters) -> dict:
-        """Send one command and wait for its answer; what happens in between is noted."""
-        self.count += 1
-        self.socket.send(json.dumps({"id": self.count, "method": method, "params": parameters}))
-        while (message := json.loads(self.socket.recv())).get("id") != self.count:
-            self.note(message.get("method"), message.get("params", {}))
-        if "error" in message:
-            raise RuntimeError(f"{method}: {message['error']['message']}")
-        return message["result"]
-
-    def note(self, event: str, about: dict) -> None:
-        if event == "Network.requestWillBeSent":
-            self.requests.append(about["request"]["url"])
-        elif event == "Page.loadEventFired":
-            self.loaded = True
-        elif event == "Runtime.exceptionThrown":
-            details = about["exceptionDetails"]
-            self.errors.append(details.get("exception", {}).get("description") or details["text"])
-        elif event == "Runtime.consoleAPICalled" and about["type"] in ("error", "assert"):
-            self.errors.append(" ".join(str(x.get("value", x.get("description"))) for x in about["args"]))
-        elif event == "Log.entryAdded" and about["entry"]["level"] == "error":
-            self.errors.append(f"{about['entry']['text']} {about['entry'].get('url', '')}")
-
-    def goto(self, url: str) -> Page:
-        """Load a page, and come back when its pictures are there."""
-        self.errors, self.requests, self.loaded = [], [], False
-        self.tell("Page.navigate", url=url)
-        until = time.monotonic() + 30
-        while not self.loaded:
-            if time.monotonic() > until:
-                raise TimeoutError(f"{url} did not load")
-            message = json.loads(self.socket.recv())
-            self.note(message.get("method"), message.get("params", {}))
-        return self
-
-    def run(self, script: str):
-        """The value of an expression, or of the promise that it gives."""
-        told = self.tell("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        if "exceptionDetails" in told:
-            details = told["exceptionDetails"]
-            raise RuntimeError(details.get("exception", {}).get("description") or details["text"])
-        return told["result"].get("value")
-
-    def wait(self, condition: str, seconds: float = 20) -> None:
-        """Until an expression is true."""
-        until = time.monotonic() + seconds
-        while not self.run(f"!!({condition})"):
-            if time.monotonic() > until:
-                raise TimeoutError(f"after {seconds} s still not true: {condition}")
-            time.sleep(0.05)
-
-    def size(self, width: int, height: int = 900) -> None:
-        self.tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                  mobile=width < 600)  # fmt: skip
-
-    def dark(self, on: bool) -> None:
-        """What the system says that its user likes."""
-        features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
-        self.tell("Emulation.setEmulatedMedia", features=features)
-
-    def press(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            text = {"text": key} if len(key) == 1 and kind == "keyDown" else {}
-            self.tell("Input.dispatchKeyEvent", type=kind, key=key, **text)
-
-    def type(self, text: str) -> None:
-        for character in text:
-            self.press(character)
-
-    def click(self, selector: str) -> None:
-        """With the mouse, in the middle of the first element that the selector finds."""
-        box = f"JSON.parse(JSON.stringify(document.querySelector({json.dumps(selector)}).getBoundingClientRect()))"
-        box = self.run(box)
-        at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "button": "left", "clickCount": 1}
-        for kind in ("mousePressed", "mouseReleased"):
-            self.tell("Input.dispatchMouseEvent", type=kind, **at)
-
-    def screenshot(self, path: Path | str, whole: bool = False) -> None:
-        data = self.tell("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        Path(path).write_bytes(base64.b64decode(data))
+    errors: list[str]
+    requests: list[str]
 
 
-class Chromium:
-    """A browser of one's own, with an empty profile; closed and forgotten at the end."""
+def watch(page: Page) -> Log:
+    """A log that fills itself while the page lives."""
+    log = Log([], [])
+    page.on("request", lambda request: log.requests.append(request.url))
+    page.on("pageerror", lambda error: log.errors.append(str(error)))
+    page.on("console", lambda message: message.type in ("error", "assert") and log.errors.append(message.text))
+    return log
 
-    def __enter__(self) -> Chromium:
-        self.folder = tempfile.mkdtemp(prefix="chromium-")
-        command = [executable(), *SWITCHES.split(), f"--user-data-dir={self.folder}", "about:blank"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        told, until = Path(self.folder) / "DevToolsActivePort", time.monotonic() + 30
-        while not (told.exists() and len(lines := told.read_text().split()) == 2):
-            if time.monotonic() > until or self.process.poll() is not None:
-                self.__exit__()
-                raise RuntimeError(f"{command[0]} did not start")
-            time.sleep(0.05)
-        import urllib.request
 
-        self.port = lines[0]
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/json/list", timeout=30) as answer:
-            targets = json.load(answer)
-        self.page = Page(next(t["webSocketDebuggerUrl"] for t in targets if t["type"] == "page"))
-        return self
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """The browser; one for all tests of a file."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
 
-    def open(self, url: str, width: int = 1200, dark: bool = False) -> Page:
-        self.page.size(width)
-        self.page.dark(dark)
-        return self.page.goto(url)
+    with sync_playwright() as playwright:
+        # a container's root may not make a sandbox, and its /dev/shm is small
+        args = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=executable(), args=args)
+        yield browser
+        browser.close()
 
-    def __exit__(self, *_) -> None:
-        if hasattr(self, "page"):
-            with contextlib.suppress(Exception):
-                self.page.tell("Browser.close")
-            self.page.socket.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=10)
-        self.process.kill()
-        self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+@pytest.fixture
+def open_page(chromium: Browser) -> Iterator[Callable[..., tuple[Page, Log]]]:
+    """open_page(url, width=1200, dark=False): a loaded page with settings of its own, and its log."""
+    with contextlib.ExitStack() as opened:
+
+        def open_page(url: str, width: int = 1200, dark: bool = False) -> tuple[Page, Log]:
+            page = opened.enter_context(chromium.new_context(
+                viewport={"width": width, "height": 900}, is_mobile=width < 600,
+                color_scheme="dark" if dark else "light",
+            )).new_page()  # fmt: skip
+            log = watch(page)
+            page.goto(url)
+            return page, log
+
+        yield open_page
 
 
 @contextlib.contextmanager

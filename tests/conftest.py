@@ -5,4 +5,5 @@ import os
 # Newer GPUs (Apple's since the M5, NVIDIA's too) shorten float32 to 19 bits inside matrix products unless told not to.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
-from stand_in_hub import hub  # noqa: F401, a fixture for several files
+from browser import chromium, open_page  # noqa: F401, fixtures for several files
+from stand_in_hub import hub  # noqa: F401

@@ -84,7 +84,7 @@ def bench(tmp_path) -> Path:
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\nfor argument; do printf '[%s]' \"$argument\"; done\n")
     program.chmod(0o755)
-    for stamp in ("pyvenv.cfg", ".base", ".book"):
+    for stamp in ("pyvenv.cfg", ".base", ".book", ".test"):
         (tmp_path / ".venv" / stamp).touch()
     return tmp_path
 

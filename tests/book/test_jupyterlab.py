@@ -3,7 +3,6 @@
 Lab is driven through its own commands where it has some: a key pressed before the kernel is connected is lost.
 """
 
-import json
 import os
 import shutil
 import socket
@@ -16,11 +15,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from browser import Chromium, reason_to_skip
+from browser import reason_to_skip, watch
 from PIL import Image
 
 if reason_to_skip():
     pytest.skip(reason_to_skip(), allow_module_level=True)
+from playwright.sync_api import Page, expect
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTER = "00_overview.ipynb"
@@ -33,7 +33,6 @@ READY = """(async () => {
     await notebook.sessionContext.ready;
     await notebook.sessionContext.session.kernel.info;
     await app.commands.execute('notebook:run-all-cells');
-    window.finished = true;
 })()"""
 PLAYGROUND = """(async () => {  // a long notebook keeps only the cells in sight on the page
     const at = notebook.content.widgets.findIndex(cell => /playground/.test(cell.model.sharedModel.source));
@@ -51,9 +50,8 @@ PIXELS = """(async () => {
     context.drawImage(image, 0, 0);
     return [canvas.width, canvas.height, ...context.getImageData(0, 0, canvas.width, canvas.height).data];
 })()"""
-SAYS = "document.querySelector('.kleinlite [role=status]').innerText"
+SAYS = ".kleinlite [role=status]"
 PROMPT = "input[placeholder='What shall be drawn?']"
-QUERY = f"document.querySelector({json.dumps(PROMPT)})"
 DRAW, STOP = ".kleinlite button[title='Draw']", ".kleinlite button[title='Stop']"
 
 
@@ -94,127 +92,106 @@ def lab(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(lab):
-    with Chromium() as browser:
-        page = browser.open(f"{lab}/lab/tree/{CHAPTER}?reset", width=1280)
-        page.wait("window.jupyterapp && document.querySelector('.jp-Notebook .jp-CodeCell')", 120)
-        page.run(f"{READY} && null")
-        page.wait("window.finished", 240)
-        assert page.run(RAISED) == [], f"cells of {CHAPTER} raised"
-        page.run(PLAYGROUND)
-        page.wait("document.querySelector('.kleinlite-stage > img')", 60)
-        yield page
+def page(lab, chromium):
+    """The chapter, run from top to bottom, with its playground in sight."""
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(120_000)
+    page.log = watch(page)
+    page.goto(f"{lab}/lab/tree/{CHAPTER}?reset")
+    page.wait_for_function("window.jupyterapp && document.querySelector('.jp-Notebook .jp-CodeCell')")
+    page.evaluate(READY)
+    assert page.evaluate(RAISED) == [], f"cells of {CHAPTER} raised"
+    page.evaluate(PLAYGROUND)
+    page.wait_for_selector(".kleinlite-stage > img")
+    yield page
+    page.close()
 
 
-def says(page, words: str) -> str:
+def says(page: Page, words: str) -> str:
     """Wait for these words in the line above the picture."""
-    try:
-        page.wait(f"{SAYS}.includes({json.dumps(words)})", 180)
-    except TimeoutError:
-        pytest.fail(f"it says {page.run(SAYS)!r}, not {words!r}; the prompt is {page.run(f'{QUERY}.value')!r}")
-    return page.run(SAYS)
+    expect(page.locator(SAYS)).to_contain_text(words, timeout=180_000)
+    return page.locator(SAYS).inner_text()
 
 
-def middle(page, selector: str) -> dict:
-    """Where on the screen something is, as soon as it does not move any more."""
-    box, last = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()", None
-    while (now := page.run(box)) != last:
-        last = now
-        time.sleep(0.2)
-    return {"x": now["x"] + now["width"] / 2, "y": now["y"] + now["height"] / 2}
-
-
-def click(page, selector: str) -> None:
+def click(page: Page, selector: str) -> None:
     """As a hand does it: what is typed in a field is sent when the mouse goes down, and used when it goes up."""
-    at = {**middle(page, selector), "button": "left", "clickCount": 1}
-    page.tell("Input.dispatchMouseEvent", type="mousePressed", **at)
-    time.sleep(0.2)
-    page.tell("Input.dispatchMouseEvent", type="mouseReleased", **at)
+    page.click(selector, delay=200)
 
 
-def fill(page, selector: str, text: str) -> None:
+def fill(page: Page, selector: str, text: str) -> None:
+    """Type over what stands in a field."""
     click(page, selector)
-    page.run(f"document.querySelector({json.dumps(selector)}).select()")
-    page.type(text)
+    page.locator(selector).select_text()
+    page.keyboard.type(text)
 
 
-def enter(page) -> None:
-    key = {"key": "Enter", "windowsVirtualKeyCode": 13}
-    page.tell("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
-    page.tell("Input.dispatchKeyEvent", type="keyUp", **key)
-
-
-def field(page, label: str) -> str:
+def field(page: Page, label: str) -> str:
     """A selector for the input with this label."""
-    script = "[...document.querySelectorAll('.kleinlite label')].find(l => l.innerText === {0}).htmlFor"
-    return f"[id='{page.run(script.format(json.dumps(label)))}']"
+    return f"[id='{page.get_by_text(label, exact=True).get_attribute('for')}']"
 
 
 def test_type_a_prompt_and_draw(page):
     says(page, "a red circle above a blue square · seed 7")
-    before = page.run(PIXELS)
+    before = page.evaluate(PIXELS)
     assert before[:2] == [96, 96]
     fill(page, PROMPT, "a yellow star on a green background")
     click(page, DRAW)
     says(page, "a yellow star on a green background · seed 7")
-    after = page.run(PIXELS)
+    after = page.evaluate(PIXELS)
     changed = sum(abs(a - b) > 32 for a, b in zip(before, after)) / len(before)
     assert changed > 0.1, f"only {changed:.0%} of the values changed"
-    code = page.run("document.querySelector('.kleinlite-call').innerText")
-    assert '"a yellow star on a green background", width=96' in code
-    page.wait("document.querySelectorAll('.kleinlite-gallery img').length === 2")
+    assert '"a yellow star on a green background", width=96' in page.locator(".kleinlite-call").inner_text()
+    expect(page.locator(".kleinlite-gallery img")).to_have_count(2)
     click(page, ".kleinlite-gallery > :nth-child(2) button")  # the first picture, now behind the new one
     says(page, "a red circle above a blue square")
-    assert page.run(PIXELS) == before
+    assert page.evaluate(PIXELS) == before
 
 
 def test_enter_draws_and_a_wrong_size_is_answered(page):
     width = field(page, "width")
     fill(page, width, "100")
     click(page, PROMPT)
-    enter(page)
+    page.keyboard.press("Enter")
     says(page, "multiple of 16 pixels, 100 is not: try 96.")
     fill(page, width, "96")
     click(page, PROMPT)
-    enter(page)
+    page.keyboard.press("Enter")
     says(page, "a yellow star on a green background · seed 7")
 
 
 def test_a_picture_dropped_beside_the_button_is_a_reference(page, tmp_path):
     file = tmp_path / "sunset.png"
     Image.linear_gradient("L").resize((112, 80)).convert("RGB").save(file)
-    dropped = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
-    for kind in ("dragEnter", "dragOver", "drop"):
-        page.tell("Input.dispatchDragEvent", type=kind, data=dropped, **middle(page, ".kleinlite-drop"))
-    page.wait("document.querySelector('.widget-upload').innerText.includes('(1)')", 60)
-    page.wait(f"document.querySelector({json.dumps(field(page, 'width'))}).value === '112'", 60)
+    page.locator(".kleinlite-drop").drop({"files": file})
+    width = page.locator(field(page, "width"))
+    expect(width).to_have_value("112", timeout=60_000)
     click(page, DRAW)
-    page.wait("document.querySelector('.kleinlite-call').innerText.includes('sunset.png')", 60)
-    page.wait("document.querySelectorAll('.kleinlite-gallery img').length === 4", 120)
-    assert page.run(PIXELS)[:2] == [112, 80]
+    expect(page.locator(".kleinlite-call")).to_contain_text("sunset.png", timeout=60_000)
+    expect(page.locator(".kleinlite-gallery img")).to_have_count(4, timeout=120_000)
+    assert page.evaluate(PIXELS)[:2] == [112, 80]
     click(page, "button[title='no reference']")
-    page.wait(f"document.querySelector({json.dumps(field(page, 'width'))}).value === '96'", 60)
+    expect(width).to_have_value("96", timeout=60_000)
 
 
 def test_stop_ends_a_long_run(page):
     fill(page, field(page, "steps"), "1000")
     click(page, DRAW)
-    step = f"Number(/step (\\d+) of 1000/.exec({SAYS})?.[1])"
-    page.wait(f"{step} > 2", 120)
-    early = page.run(PIXELS)
-    page.wait(f"{step} > 20", 120)
+    step = f"Number(/step (\\d+) of 1000/.exec(document.querySelector('{SAYS}').innerText)?.[1])"
+    page.wait_for_function(f"{step} > 2")
+    early = page.evaluate(PIXELS)
+    page.wait_for_function(f"{step} > 20")
     click(page, STOP)
     stopped = says(page, "stopped after")
     steps = int(stopped.split("stopped after ")[1].split(" of 1000")[0])
     assert 20 < steps < 1000
-    last = page.run(PIXELS)
+    last = page.evaluate(PIXELS)
     assert last != early  # the preview was alive
     time.sleep(1.5)
-    assert page.run(SAYS) == stopped and page.run(PIXELS) == last
-    assert page.run(f"document.querySelector({json.dumps(STOP)}).disabled")
-    assert "islice(klein.stream(" in page.run("document.querySelector('.kleinlite-call').innerText")
+    assert page.locator(SAYS).inner_text() == stopped and page.evaluate(PIXELS) == last
+    expect(page.locator(STOP)).to_be_disabled()
+    expect(page.locator(".kleinlite-call")).to_contain_text("islice(klein.stream(")
 
 
 def test_nothing_leaves_this_machine(page, lab):
-    elsewhere = {url for url in page.requests if urlsplit(url).netloc not in ("", urlsplit(lab).netloc)}
+    elsewhere = {url for url in page.log.requests if urlsplit(url).netloc not in ("", urlsplit(lab).netloc)}
     assert elsewhere == set()

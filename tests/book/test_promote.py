@@ -104,7 +104,7 @@ class Pair:
 def test_the_result_needs_no_formatter(tmp_path):
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
     if not ruff:
-        pytest.skip("ruff is not installed: pip install -e '.[book]'")
+        pytest.skip("ruff is not installed: pip install -e '.[test]'")
     names = [f"a_rather_long_name_{i}" for i in range(9)]
     cells = [f"#| export\nfrom kleinlite.other import {', '.join(names)}", SQUARE]
     cells += [f"#| export\ndef function_{name}():\n    return {name}" for name in names]

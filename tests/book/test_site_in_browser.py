@@ -11,11 +11,15 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-import browser
 import pytest
+from browser import serving
 from PIL import Image
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
@@ -44,7 +48,7 @@ def site(tmp_path_factory) -> Path:
 # ---------------------------------------------------------------- as files
 
 
-class Page(html.parser.HTMLParser):
+class HTML(html.parser.HTMLParser):
     """What a built page links to, what it can be linked by, and its pictures."""
 
     def __init__(self, file: Path):
@@ -62,8 +66,8 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pages(site) -> dict[str, Page]:
-    found = {file.relative_to(site).as_posix(): Page(file) for file in site.rglob("*.html")}
+def pages(site) -> dict[str, HTML]:
+    found = {file.relative_to(site).as_posix(): HTML(file) for file in site.rglob("*.html")}
     assert set(PAGES) <= set(found)
     return found
 
@@ -163,114 +167,106 @@ CUT_OFF = """[...document.querySelectorAll('main pre > code')].filter(e => e.scr
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    if reason := browser.reason_to_skip():
-        pytest.skip(reason)
-    with browser.Chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def home(site):
-    with browser.serving(site) as address:
+    with serving(site) as address:
         yield address
 
 
-def theme(page: browser.Page, name: str) -> None:
+def choose_theme(page: "Page", name: str) -> None:
     """Choose one in the menu, as a reader would, and wait until the colours have stopped changing."""
-    opened = "document.querySelector('#mdbook-theme-list').style.display === 'block'"
-    if not page.run(opened):  # it stays open after a choice
+    menu = page.locator("#mdbook-theme-list")
+    if not menu.is_visible():  # it stays open after a choice
         page.click("#mdbook-theme-toggle")
-    page.wait(opened)
     page.click(f"#mdbook-theme-{name}")
-    page.run(STILL)
+    page.evaluate(STILL)
 
 
 @each_page
-def test_page(chromium, home, name):
+def test_page(open_page, home, name):
     """No error, no remote request; everything is visible, in the light and in the dark, and on a phone."""
-    page = chromium.open(f"{home}/{name}", width=1200)
-    assert page.run(PALE) == []
-    pictures, formulas = page.run(PICTURES), page.run(FORMULAS)
+    page, log = open_page(f"{home}/{name}", width=1200)
+    assert page.evaluate(PALE) == []
+    pictures, formulas = page.evaluate(PICTURES), page.evaluate(FORMULAS)
     assert [p["what"] for p in pictures if not p["there"]] == []
     assert all(formulas)
     if formulas:
         loaded = "document.fonts.ready.then(() => [...document.fonts].some(f => /STIX/.test(f.family) && f.status"
-        assert page.run(f"{loaded} === 'loaded'))"), "the font of formulas"
-    page.dark(True)
-    page.wait("document.documentElement.classList.contains('navy')")
-    page.run(STILL)
-    assert page.run(PALE) == [], "in the dark"
-    assert {p["behind"] for p in page.run(PICTURES)} <= {"rgb(255, 255, 255)"}, "plots stand on white in the dark"
-    assert page.errors == []
-    assert [r for r in page.requests if not r.startswith((f"{home}/", "data:"))] == []
-    page = chromium.open(f"{home}/{name}", width=390, dark=True)
-    assert page.run("document.documentElement.scrollWidth") == 390
-    assert page.run(TOO_WIDE) == [], "on a phone"
-    assert page.run(CUT_OFF) == [], "lines of code that end outside of a phone"
-    assert page.errors == []
+        assert page.evaluate(f"{loaded} === 'loaded'))"), "the font of formulas"
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("document.documentElement.classList.contains('navy')")
+    page.evaluate(STILL)
+    assert page.evaluate(PALE) == [], "in the dark"
+    assert {p["behind"] for p in page.evaluate(PICTURES)} <= {"rgb(255, 255, 255)"}, "plots stand on white in the dark"
+    assert log.errors == []
+    assert [r for r in log.requests if not r.startswith((f"{home}/", "data:"))] == []
+    page, log = open_page(f"{home}/{name}", width=390, dark=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate(TOO_WIDE) == [], "on a phone"
+    assert page.evaluate(CUT_OFF) == [], "lines of code that end outside of a phone"
+    assert log.errors == []
 
 
-def search(page, words):
+def search(page: "Page", words: str) -> list[str]:
     """The links that the search box finds."""
-    page.press("s")
-    page.wait("document.activeElement.id === 'mdbook-searchbar'")
-    page.type(words)
-    page.wait("document.querySelector('#mdbook-searchresults li a')")
-    return page.run("[...document.querySelectorAll('#mdbook-searchresults li a')].map(e => e.href)")
+    page.keyboard.press("s")
+    page.wait_for_function("document.activeElement.id === 'mdbook-searchbar'")
+    page.keyboard.type(words)
+    page.wait_for_selector("#mdbook-searchresults li a")
+    return page.evaluate("[...document.querySelectorAll('#mdbook-searchresults li a')].map(e => e.href)")
 
 
-def test_search_finds_rope(chromium, home):
-    page = chromium.open(f"{home}/index.html")
+def test_search_finds_rope(open_page, home):
+    page, log = open_page(f"{home}/index.html")
     results = search(page, "RoPE")
     assert any("/02_position_ids.html" in link for link in results)
     assert any("/glossary.html" in link and link.endswith("#rope") for link in results)
-    page.run(f"location.href = {results[0]!r}")
-    page.wait("document.querySelector('main mark')")
-    assert page.errors == []
+    page.goto(results[0])
+    page.wait_for_selector("main mark", state="attached")
+    assert log.errors == []
 
 
-def test_a_name_of_the_package_is_found(chromium, home):
-    results = search(chromium.open(f"{home}/05_transformer.html"), "rope_table")
+def test_a_name_of_the_package_is_found(open_page, home):
+    results = search(open_page(f"{home}/05_transformer.html")[0], "rope_table")
     assert any(link.endswith("#position_ids-rope_table") for link in results)
 
 
-def test_themes(chromium, home):
+def test_themes(open_page, home):
     """A reader's system decides; what is chosen in the menu stays for the next page."""
     chosen = "document.documentElement.className.match(/light|navy/)[0]"
     background = "getComputedStyle(document.documentElement).backgroundColor"
-    page = chromium.open(f"{home}/glossary.html")
-    theme(page, "default_theme")
-    assert page.run(chosen) == "light"
-    bright = page.run(background)
-    page = chromium.open(f"{home}/glossary.html", dark=True)
-    assert page.run(chosen) == "navy" and page.run(background) != bright
-    theme(page, "light")
+    page, log = open_page(f"{home}/glossary.html")
+    choose_theme(page, "default_theme")
+    assert page.evaluate(chosen) == "light"
+    bright = page.evaluate(background)
+    page.emulate_media(color_scheme="dark")
+    page.goto(f"{home}/glossary.html")
+    assert page.evaluate(chosen) == "navy" and page.evaluate(background) != bright
+    choose_theme(page, "light")
     page.goto(f"{home}/05_transformer.html")
-    assert page.run(chosen) == "light" and page.run(background) == bright
-    theme(page, "default_theme")
-    assert page.run(chosen) == "navy"
-    assert page.errors == []
+    assert page.evaluate(chosen) == "light" and page.evaluate(background) == bright
+    choose_theme(page, "default_theme")
+    assert page.evaluate(chosen) == "navy"
+    assert log.errors == []
 
 
-def test_the_sidebar_is_short(chromium, home):
-    page = chromium.open(f"{home}/03_text_encoder.html")
+def test_the_sidebar_is_short(open_page, home):
+    page, _ = open_page(f"{home}/03_text_encoder.html")
     shown = """[...document.querySelectorAll('#mdbook-sidebar li.chapter-item > span > a:not(.chapter-fold-toggle)')]
         .filter(e => e.offsetParent).map(e => e.innerText.trim())"""
-    links = page.run(shown)
+    links = page.evaluate(shown)
     assert len(links) <= 20 and {"Solutions", "3. Text encoder"} <= set(links), links
     assert not [link for link in links if link.startswith("Solutions:") or "99" in link]
     page.goto(f"{home}/solutions/03_text_encoder.html")
-    assert "Solutions: text encoder" in page.run(shown), "unfolded where the reader is"
+    assert "Solutions: text encoder" in page.evaluate(shown), "unfolded where the reader is"
 
 
-def test_the_next_page_is_the_next_chapter(chromium, home):
-    page = chromium.open(f"{home}/01_autoencoder.html")
-    assert page.run("document.querySelector('a.next').href").endswith("/02_position_ids.html")
+def test_the_next_page_is_the_next_chapter(open_page, home):
+    page, _ = open_page(f"{home}/01_autoencoder.html")
+    assert page.evaluate("document.querySelector('a.next').href").endswith("/02_position_ids.html")
 
 
-def test_the_page_to_print(chromium, home, pages):
+def test_the_page_to_print(open_page, home, pages):
     """All chapters on one page, with their pictures; links stay on it."""
-    page = chromium.open(f"{home}/print.html")
-    assert page.run("document.querySelectorAll('main h1').length") >= len(PAGES)
-    assert page.errors == []
+    page, log = open_page(f"{home}/print.html")
+    assert page.evaluate("document.querySelectorAll('main h1').length") >= len(PAGES)
+    assert log.errors == []
