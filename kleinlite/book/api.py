@@ -1,150 +1,155 @@
-"""The site's API reference: every module's public names, signatures and docstrings, read from the sources.
+"""The site's API reference: every module's public names, signatures and docstrings, read from the sources by griffe.
 
 Nothing is imported, so that the page can be made anywhere, and says what the files say. `Klein` comes first, then the
-modules in the order of the chapters that write them, then those written by hand, then the programs.
+modules in the order of the chapters that write them, then those written by hand, room by room, then the programs.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+import griffe
+
 __all__ = ["reference"]
 
 WIDTH = 76  # of a signature in one line
-FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 PROMOTED = re.compile(r"^Promoted from notebooks/(\d\d)(\w+)\.ipynb:.*", re.M | re.S)
-FIRST = "```python\nfrom kleinlite import Klein, picture_info, save_picture\n```"
+IMPORT_KLEIN = "```python\nfrom kleinlite import Klein, picture_info, save_picture\n```"
+Signed = griffe.Function | griffe.Class  # what has parameters
 
 
 class Module(NamedTuple):
-    name: str
+    name: str  # "transformer", "models.configs"
     about: str  # its docstring, without the line that promotion adds
     chapter: str  # "05_transformer", or "" if written by hand
-    public: dict[str, ast.stmt]
-    source: str
-    program: bool  # to be run, not imported
+    public: dict[str, griffe.Object]
+    is_program: bool  # to be run, not imported
 
     @property
-    def room(self) -> str:
+    def slug(self) -> str:
         """The name as an anchor."""
         return self.name.replace(".", "-")
 
     def anchor(self, name: str) -> str:
-        return name.lower() if name == "Klein" else f"{self.room}-{name}"
+        return name.lower() if name == "Klein" else f"{self.slug}-{name}"
 
 
-def read(path: Path, package: Path) -> Module:
+def load_modules(package: Path) -> list[Module]:
+    """All modules of a package, in any room, that have something to tell."""
+    no_dataclasses = griffe.Extensions()  # whose fields we print as they stand in the file
+    root = griffe.load(package.name, search_paths=[package.parent], allow_inspection=False, extensions=no_dataclasses)
+    found, rooms = [], [root]
+    while rooms:
+        for module in rooms.pop().modules.values():
+            rooms += [module] if module.is_init_module else []
+            if not module.name.startswith("__"):
+                found.append(describe(module))
+    return [module for module in found if module.public]
+
+
+def describe(module: griffe.Module) -> Module:
     """One module: what it says about itself, and the definitions that others may use."""
-    source = path.read_text("utf-8")
-    tree = ast.parse(source)
-    about = ast.get_docstring(tree) or ""
+    about = docstring(module)
     promoted = PROMOTED.search(about)
-    defined: dict[str, ast.stmt] = {}
-    for node in tree.body:
-        if isinstance(node, (*FUNCTION, ast.ClassDef)):
-            defined[node.name] = node
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            defined |= {target.id: node for target in targets if isinstance(target, ast.Name)}
-    if "__all__" in defined:
-        names = [name for name in ast.literal_eval(defined["__all__"].value) if name in defined]
+    defined = {name: member for name, member in module.members.items() if not member.is_alias}
+    if module.exports is None:
+        names = [n for n, m in defined.items() if (m.is_function or m.is_class) and m.docstring and n[0] != "_"]
     else:
-        names = [n for n, node in defined.items() if not n.startswith("_") and documented(node)]
+        names = [name for name in module.exports if name in defined]
     return Module(
-        ".".join(path.relative_to(package).with_suffix("").parts),
+        module.path.partition(".")[2],
         PROMOTED.sub("", about).strip(),
         "".join(promoted.groups()) if promoted else "",
         {name: defined[name] for name in names},
-        source,
-        "main" in defined and "__all__" not in defined,
+        "main" in defined and module.exports is None,
     )
 
 
-def documented(node: ast.stmt) -> bool:
-    return isinstance(node, (*FUNCTION, ast.ClassDef)) and ast.get_docstring(node) is not None
+def docstring(thing: griffe.Object) -> str:
+    return thing.docstring.value if thing.docstring else ""
 
 
 # One definition
 
 
-def signature(node: ast.FunctionDef, name: str, method: bool = False) -> str:
-    """name(what it takes) -> what it gives, in lines short enough for a phone."""
-    a = node.args
-    with_default = [None] * (len(a.posonlyargs + a.args) - len(a.defaults)) + a.defaults
-    plain = [parameter(arg, default) for arg, default in zip(a.posonlyargs + a.args, with_default)]
-    if a.posonlyargs:
-        plain.insert(len(a.posonlyargs), "/")
-    plain = plain[1:] if method else plain
-    star = [f"*{parameter(a.vararg)}"] if a.vararg else ["*"] if a.kwonlyargs else []
-    named = [parameter(arg, default) for arg, default in zip(a.kwonlyargs, a.kw_defaults)]
-    parts = [*plain, *star, *named, *([f"**{parameter(a.kwarg)}"] if a.kwarg else [])]
-    gives = f" -> {annotation(node.returns)}" if node.returns else ""
-    line = f"{name}({', '.join(parts)}){gives}"
-    if len(line) <= WIDTH:
-        return line
+def signature(function: Signed, name: str, bound: bool = False) -> str:
+    """name(parameters) -> type, in lines short enough for a phone; bound: without self or cls."""
+    parts, kinds = [], griffe.ParameterKind
+    previous = None
+    for parameter in list(function.parameters)[bound:]:
+        if previous is kinds.positional_only is not parameter.kind:
+            parts.append("/")
+        if parameter.kind is kinds.keyword_only and previous not in (kinds.keyword_only, kinds.var_positional):
+            parts.append("*")
+        parts.append(written(parameter))
+        previous = parameter.kind
+    returns = getattr(function, "returns", None)  # a class has none
+    returns = f" -> {returns}" if returns else ""
     line = ", ".join(parts)
+    if len(f"{name}({line}){returns}") <= WIDTH:
+        return f"{name}({line}){returns}"
     body = line if len(line) <= WIDTH - 4 and len(parts) < 5 else ",\n    ".join(parts) + ","
-    return f"{name}(\n    {body}\n){gives}"
+    return f"{name}(\n    {body}\n){returns}"
 
 
-def parameter(arg: ast.arg, default: ast.expr | None = None) -> str:
-    text = f"{arg.arg}: {annotation(arg.annotation)}" if arg.annotation else arg.arg
-    if default is None:
+def written(parameter: griffe.Parameter) -> str:
+    """A parameter as its file has it: steps: int = 4"""
+    stars = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}.get(parameter.kind, "")
+    text = f"{stars}{parameter.name}" + (f": {parameter.annotation}" if parameter.annotation else "")
+    if stars or parameter.required:
         return text
-    value = ast.unparse(default)
+    value = str(parameter.default)
     value = value if '"' in value else value.replace("'", '"')
-    return f"{text} = {value}" if arg.annotation else f"{text}={value}"
+    return f"{text} = {value}" if parameter.annotation else f"{text}={value}"
 
 
-def annotation(node: ast.expr) -> str:
-    """A type as people write it: without the quotes around a class that is not there yet."""
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
-
-
-def heads(node: ast.stmt, name: str, source: str) -> str:
+def head(thing: griffe.Object, name: str) -> str:
     """What a definition looks like from outside: a signature, a class with its fields, a constant with its value."""
-    if isinstance(node, FUNCTION):
-        return signature(node, name)
-    if not isinstance(node, ast.ClassDef):
-        lines = source_of(node, source)
+    if thing.is_function:
+        return signature(thing, name)
+    if thing.is_attribute:
+        lines = source_lines(thing)
         return "\n".join(lines if len(lines) <= 12 else [*lines[:6], "    …", lines[-1]])
-    start = next((f for f in node.body if isinstance(f, FUNCTION) and f.name == "__init__"), None)
-    if start:
-        return signature(start, f"class {name}", method=True)
-    fields = [f for f in node.body if isinstance(f, ast.AnnAssign) and not f.target.id.startswith("_")]
-    fields = [line for field in fields for line in source_of(field, source)]
-    decorators = [f"@{ast.unparse(decorator)}" for decorator in node.decorator_list]
-    bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
+    if "__init__" in thing.members:
+        return signature(thing, f"class {name}", bound=True)
+    fields = [m for n, m in thing.members.items() if m.is_attribute and m.annotation and not is_property(m)
+              and n[0] != "_"]  # fmt: skip
+    fields = [line for field in fields for line in source_lines(field)]
+    decorators = [f"@{decorator.value}" for decorator in thing.decorators]
+    bases = f"({', '.join(map(str, thing.bases))})" if thing.bases else ""
     return "\n".join([*decorators, f"class {name}{bases}{':' if fields else ''}", *fields])
 
 
-def source_of(node: ast.stmt, source: str) -> list[str]:
+def is_property(thing: griffe.Object) -> bool:
+    return "property" in thing.labels
+
+
+def source_lines(thing: griffe.Object) -> list[str]:
     """The lines of a statement as they stand in its file, comments too, but not what is meant for a formatter."""
-    return [re.sub(r"  # fmt: skip$", "", line) for line in source.splitlines()[node.lineno - 1 : node.end_lineno]]
+    return [re.sub(r"  # fmt: skip$", "", line) for line in thing.lines]
 
 
-def methods(node: ast.ClassDef) -> list[tuple[str, ast.FunctionDef]]:
+def methods(cls: griffe.Class) -> list[tuple[str, griffe.Object]]:
     """Public methods and the call, each with how it is written: klein.stream(…), Klein.from_pretrained(…)."""
     found = []
-    for method in node.body:
-        if isinstance(method, FUNCTION) and (not method.name.startswith("_") or method.name == "__call__"):
-            kinds = {ast.unparse(decorator) for decorator in method.decorator_list}
-            owner = node.name if kinds & {"classmethod", "staticmethod"} else snake(node.name)
-            name = owner if method.name == "__call__" else f"{owner}.{method.name}"
-            if "property" in kinds:
-                gives = f": {annotation(method.returns)}" if method.returns else ""
-                found.append((f"{name}{gives}", method))
-            else:
-                found.append((signature(method, name, method="staticmethod" not in kinds), method))
+    for name, method in cls.members.items():
+        if not (method.is_function or is_property(method)) or (name[0] == "_" and name != "__call__"):
+            continue
+        unbound = method.labels & {"classmethod", "staticmethod"}
+        owner = cls.name if unbound else snake_case(cls.name)
+        name = owner if name == "__call__" else f"{owner}.{name}"
+        if is_property(method):
+            found.append((name + (f": {method.annotation}" if method.annotation else ""), method))
+        else:
+            found.append((signature(method, name, bound="staticmethod" not in method.labels), method))
     return found
 
 
-def snake(name: str) -> str:
+def snake_case(name: str) -> str:
     """DoubleBlock → double_block, MLP → mlp"""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
@@ -152,7 +157,7 @@ def snake(name: str) -> str:
 # Markdown
 
 
-def markdown(doc: str, names: dict[str, str], parameters: tuple[str, ...] = ()) -> str:
+def markdown(doc: str, anchors: dict[str, str], parameters: tuple[str, ...] = ()) -> str:
     """A docstring as Markdown: names of this package become links, parameters a list, indented lines code."""
     parts = []
     for paragraph in filter(None, re.split(r"\n\s*\n", inspect.cleandoc(doc))):
@@ -166,52 +171,52 @@ def markdown(doc: str, names: dict[str, str], parameters: tuple[str, ...] = ()) 
                 f"- **{line.replace(':', '**:', 1)}" if line.split(":")[0].split(", ")[0] in parameters
                 else f"- {line}" if line.startswith("Raises ") else f"  {line}" for line in lines
             ]  # fmt: skip
-        parts.append("\n".join(escaped(line, names) for line in lines))
+        parts.append("\n".join(escaped(line, anchors) for line in lines))
     return "\n\n".join(parts)
 
 
-def escaped(line: str, names: dict[str, str]) -> str:
+def escaped(line: str, anchors: dict[str, str]) -> str:
     """Nothing outside backticks means anything to Markdown, but a list's hyphen and a parameter's bold."""
     bold = re.match(r"- \*\*(.+?)\*\*: ", line)
     start, rest = (f"- <code>{bold[1]}</code>: ", line[bold.end() :]) if bold else ("", line)
     pieces = re.split(r"(`[^`]+`)", rest)
     pieces[::2] = [re.sub(r"([*_\[\]<>$#|~\\])", r"\\\1", piece) for piece in pieces[::2]]
-    pieces[1::2] = [f"[{piece}](#{names[piece[1:-1]]})" if piece[1:-1] in names else piece for piece in pieces[1::2]]
+    pieces[1::2] = [f"[{p}](#{anchors[p[1:-1]]})" if p[1:-1] in anchors else p for p in pieces[1::2]]
     return start + "".join(pieces)
 
 
-def entry(module: Module, name: str, names: dict[str, str], level: str = "###") -> str:
-    """One name: heading, signature, docstring; then its methods. Those that say nothing stand below the signature."""
-    node = module.public[name]
-    head, quiet, below = heads(node, name, module.source), [], []
-    parameters = parameter_names(node) if isinstance(node, FUNCTION) else ()
-    for written, method in methods(node) if isinstance(node, ast.ClassDef) else ():
-        if not documented(method):
-            quiet.append(written)
+def entry(module: Module, name: str, anchors: dict[str, str], level: str = "###") -> str:
+    """One name: heading, signature, docstring; then its methods, those without a docstring below the signature."""
+    thing = module.public[name]
+    undocumented, below = [], []
+    for line, method in methods(thing) if thing.is_class else ():
+        if not method.docstring:
+            undocumented.append(line)
             continue
-        text = markdown(ast.get_docstring(method), names, parameter_names(method))
+        text = markdown(docstring(method), anchors, parameter_names(method))
         anchor = f"{module.anchor(name)}-{method.name.strip('_')}"
-        below.append(f'<div class="method" id="{anchor}">\n\n```python\n{written}\n```\n\n{text}\n\n</div>')
-    about = markdown(ast.get_docstring(node) or "", names, parameters) if documented(node) else ""
-    head = "\n\n".join([head, "\n".join(quiet)]) if quiet else head
+        below.append(f'<div class="method" id="{anchor}">\n\n```python\n{line}\n```\n\n{text}\n\n</div>')
+    code = "\n\n".join(filter(None, [head(thing, name), "\n".join(undocumented)]))
+    about = markdown(docstring(thing), anchors, parameter_names(thing)) if not thing.is_attribute else ""
     heading = f"{level} `{name}` {{#{module.anchor(name)}}}"
-    return "\n\n".join(filter(None, [heading, f"```python\n{head}\n```", about, *below]))
+    return "\n\n".join(filter(None, [heading, f"```python\n{code}\n```", about, *below]))
 
 
-def parameter_names(node: ast.FunctionDef) -> tuple[str, ...]:
-    return tuple(arg.arg for arg in node.args.args + node.args.kwonlyargs)
+def parameter_names(thing: griffe.Object) -> tuple[str, ...]:
+    """What a docstring may have lines about."""
+    return tuple(parameter.name for parameter in thing.parameters) if thing.is_function else ()
 
 
-def section(module: Module, names: dict[str, str]) -> str:
+def section(module: Module, anchors: dict[str, str]) -> str:
     """One module: its chapter, its file, what it says about itself, and its names."""
     title, _, rest = module.about.partition("\n")
     file = f"kleinlite/{module.name.replace('.', '/')}.py"
     chapter = f"Built in [chapter {int(module.chapter[:2])}]({module.chapter}.ipynb), " if module.chapter else ""
     home = f"{chapter}{'in' if chapter else 'In'} [`{file}`](../{file})."
-    about = markdown(f"{'' if chapter else title}\n{rest}", names) if rest.strip() or not chapter else ""
-    parts = [f"## {module.name} {{#{module.room}}}", home, about]
-    shown = [] if module.program else [name for name in module.public if name != "Klein"]
-    return "\n\n".join(part for part in [*parts, *(entry(module, name, names) for name in shown)] if part)
+    about = markdown(f"{'' if chapter else title}\n{rest}", anchors) if rest.strip() or not chapter else ""
+    parts = [f"## {module.name} {{#{module.slug}}}", home, about]
+    shown = [] if module.is_program else [name for name in module.public if name != "Klein"]
+    return "\n\n".join(part for part in [*parts, *(entry(module, name, anchors) for name in shown)] if part)
 
 
 def contents(modules: list[Module]) -> str:
@@ -221,17 +226,16 @@ def contents(modules: list[Module]) -> str:
         chapter = f"[{int(module.chapter[:2])}]({module.chapter}.ipynb)" if module.chapter else ""
         links = ", ".join(f"[{name}](#{module.anchor(name)})" for name in module.public)
         command = f"`python -m kleinlite.{module.name}`" if module.name != "cli" else "`kleinlite`"
-        rows.append(f"| [{module.name}](#{module.room}) | {chapter} | {command if module.program else links} |")
+        rows.append(f"| [{module.name}](#{module.slug}) | {chapter} | {command if module.is_program else links} |")
     return "\n".join(rows)
 
 
 def reference(package: Path) -> str:
     """The whole page, in Markdown, below its title."""
-    modules = [read(path, package) for path in sorted(package.rglob("*.py")) if not path.stem.startswith("__")]
-    modules = [module for module in modules if module.public]
-    modules.sort(key=lambda m: (m.program, not m.chapter, m.chapter or m.name))
-    names = {name: m.anchor(name) for m in reversed(modules) if not m.program for name in m.public}
-    first = [entry(module, "Klein", names, "##") for module in modules if "Klein" in module.public]
-    every = [section(module, names) for module in modules]
-    parts = [FIRST, *first, "## All modules", contents(modules), *every]
+    modules = load_modules(package)
+    modules.sort(key=lambda m: (m.is_program, not m.chapter, m.chapter or m.name))
+    anchors = {name: m.anchor(name) for m in reversed(modules) if not m.is_program for name in m.public}
+    klein = [entry(module, "Klein", anchors, "##") for module in modules if "Klein" in module.public]
+    every = [section(module, anchors) for module in modules]
+    parts = [IMPORT_KLEIN, *klein, "## All modules", contents(modules), *every]
     return "\n\n".join(parts).replace("{{#", "\\{{#")  # mdBook would take it for an include

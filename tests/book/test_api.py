@@ -1,17 +1,18 @@
 """Pages of the site that are made by a program: the API reference, parity. (machines.md: test_memory.py.)"""
 
-import ast
 import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import griffe
 import mlx.core as mx
 import pytest
 
 from kleinlite.book import api
 
+LINES = griffe.LinesCollection()
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 
@@ -47,6 +48,13 @@ def test_every_public_name_has_a_heading(reference):
     assert len(set(headings)) == len(headings)
 
 
+def test_rooms_are_told_about(reference):
+    """A module of a room is found by its whole path, and so are its names."""
+    assert "\n## cpu.operations {#cpu-operations}\n\nIn [`kleinlite/cpu/operations.py`]" in reference
+    assert "\n### `softmax` {#cpu-operations-softmax}\n" in reference
+    assert "[softmax](#cpu-operations-softmax)" in reference.split("## transformer")[0]
+
+
 def test_links_within_the_reference_lead_somewhere(reference):
     known = set(re.findall(r"\{#(\S+)\}$", reference, re.M)) | set(re.findall(r'\bid="(\S+?)"', reference))
     assert set(re.findall(r"\]\(#(.+?)\)", reference)) <= known
@@ -58,8 +66,11 @@ def test_programs_are_told_about_but_not_taken_apart(reference):
 
 
 def signature(code: str) -> str:
-    node = ast.parse(code).body[0]
-    return api.heads(node, node.name, code)
+    """What the page shows of the one definition in this code."""
+    module = griffe.visit("module", filepath=Path("module.py"), code=code, lines_collection=LINES)
+    LINES[Path("module.py")] = code.splitlines()
+    ((name, definition),) = module.members.items()
+    return api.head(definition, name)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +78,8 @@ def signature(code: str) -> str:
     [
         ("def f(a, b: int = 1, *, c='x', **d) -> 'mx.array': ...", 'f(a, b: int = 1, *, c="x", **d) -> mx.array'),
         ("def f(a, /, *b: int): ...", "f(a, /, *b: int)"),
+        ("def f(a, /, b=1, *, c): ...", "f(a, /, b=1, *, c)"),
+        ("def f(*a, b): ...", "f(*a, b)"),
         ("class C(nn.Module):\n  def __init__(self, c: int): ...", "class C(c: int)"),
         ("@dataclass\nclass C:\n  x: int = 1  # one\n  _y: int = 2", "@dataclass\nclass C:\n  x: int = 1  # one"),
         ("class C(Exception):\n  pass", "class C(Exception)"),
