@@ -2,7 +2,7 @@
 
 We open the files in which models are published, give every tensor its place, and refuse what does not fit.
 
-Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal 2f03922d)
+Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal 63f35239)
 """
 
 import json
@@ -28,7 +28,8 @@ from .models.configs import (
     transformer_config,
     transformer_from,
 )
-from .quantisation import Packed, Packing, assemble, fill, join, packing, quantise
+from .models.formats import assemble, find_packing, load_weights
+from .quantisation import Packed, Packing, join, quantize
 from .text_encoder import PAD, TextEncoder, TextEncoderConfig
 from .transformer import Transformer, TransformerConfig
 
@@ -342,7 +343,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def load_part(module: nn.Module, path: Path, sources: Callable[[str], list[str]], dtype: mx.Dtype) -> nn.Module:
     """Fill `module` from a folder or file, floating-point weights as `dtype`."""
-    return fill(module, match(module, load_files(path), sources), dtype)
+    return load_weights(module, match(module, load_files(path), sources), dtype)
 
 
 # Text features per token → the transformer that reads them; width of the text encoder → its name.
@@ -418,9 +419,9 @@ class Checkpoint:
     def _load(self, kind: str) -> nn.Module:
         module, weights = self._placed(kind)
         keep = self.packing is not None or self.nbytes(kind) >= SMALL
-        fill(module, weights, self.dtype, keep)
+        load_weights(module, weights, self.dtype, keep)
         del weights  # so that a matrix is forgotten once it is packed
-        return quantise(module, self.packing, self.dtype) if self.packing else module
+        return quantize(module, self.packing, self.dtype) if self.packing else module
 
     def weights(self, kind: str) -> dict[str, mx.array | Packed]:
         """What belongs into a part, under our names, as stored and not yet read."""
@@ -511,7 +512,7 @@ def open_checkpoint(
     parts: for a single file, the model that has the other parts; or a dictionary that replaces parts, as in
     {"vae": "small-decoder"}.
     """
-    wish = packing(quantize)
+    wish = find_packing(quantize)
     folder, paths = locate(str(name), parts)
     index = read_json(folder / "model_index.json")
     stranger(folder / "model_index.json", index)

@@ -255,15 +255,15 @@ def fetch(model: str, offline: bool) -> None:
 def generate(args: argparse.Namespace) -> None:
     from .checkpoints import ModelInfo
     from .models.download import MODELS, local
+    from .models.formats import find_packing
     from .pipeline import Klein, check_memory, check_request, save_picture
-    from .quantisation import packing
 
     model, quantize, wishes = choose(args)
     # What can be found before gigabytes are fetched. The model's own files have the last word, in the call.
     distilled = model.lower() in MODELS and MODELS[model.lower()].distilled
     request = check_request(ModelInfo(model, distilled, size=1024, tokens=512), **wishes)
     prompt, seed = request.prompts[0], request.seeds[0]
-    packing(quantize)
+    find_packing(quantize)
     check_output(args.output or new_name(prompt, seed))
     if model.lower() in MODELS and not local(model):
         plans = {bits: predict(model, request.width, request.height, bits) for bits in (quantize, 8, 6, 5, 4, 3)}
@@ -368,12 +368,12 @@ def predict(name: str, width: int, height: int, quantize: int | str | None) -> P
     from .autoencoder import AutoencoderConfig
     from .models import download as hub
     from .models.configs import RELEASED
+    from .models.formats import find_packing
     from .pipeline import memory_plan
-    from .quantisation import packing
 
     model = hub.MODELS[name.lower()]
     configs = *RELEASED["4b" if model.size is hub.B4 else "9b"], AutoencoderConfig()
-    bits = packing(quantize).bits_per_weight if quantize else (8 * model.weights / model.size.transformer, 16)
+    bits = find_packing(quantize).bits_per_weight if quantize else (8 * model.weights / model.size.transformer, 16)
     return memory_plan(*configs, width=width, height=height, bits=bits)
 
 
@@ -394,12 +394,12 @@ def quantize(args: argparse.Namespace) -> None:
 
     from .checkpoints import open_checkpoint
     from .models.export import quantize_model
-    from .quantisation import packing
+    from .models.formats import find_packing
 
     if (args.bits is None) == (args.mode is None):
         args.parser.error("give either --bits N or --mode MODE: kleinlite quantize 4b klein-4bit --bits 4")
     wish, out = args.bits or args.mode, args.output
-    bits = packing(wish).bits_per_weight
+    bits = find_packing(wish).bits_per_weight
     if os.path.lexists(out):
         raise ValueError(f"{out} is there already: name a new folder.")
     check_folder(out.parent)

@@ -23,9 +23,10 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..checkpoints import open_checkpoint
+from ..models.formats import load_weights
 from ..pipeline import Klein, to_pixels
 from ..position_ids import rope_table
-from ..quantisation import PACKINGS, Packed, Packing, fill, pack_matrix, plain, quantise, worth_packing
+from ..quantisation import PACKINGS, Packed, Packing, pack_matrix, quantize, unpacked, worth_packing
 from ..transformer import SingleBlock, TransformerConfig
 
 PROMPTS = (
@@ -60,7 +61,7 @@ def layer_errors(name: str | Path, p: Packing) -> tuple[dict[str, float], int]:
     total = sum(w.shape[0] * w.shape[1] for w in weights.values() if w.ndim == 2)
     errors, nbytes = {}, 0
     for path in list(weights):
-        w = plain(weights.pop(path))
+        w = unpacked(weights.pop(path))
         if w.ndim != 2 or not worth_packing(w.shape, total, p):
             nbytes += w.nbytes
             continue
@@ -108,9 +109,9 @@ def speed(setting: int | str, tokens: Sequence[int] = (64, 256, 768, 1536)) -> d
     whole, packed = SingleBlock(cfg), SingleBlock(cfg)
     mx.eval(whole.parameters())
     weights = {k: w.astype(mx.bfloat16) for k, w in tree_flatten(whole.parameters())}
-    fill(packed, weights, mx.float32, keep=True)
+    load_weights(packed, weights, mx.float32, keep_narrow=True)
     if setting != "bfloat16":
-        quantise(packed, PACKINGS[setting], mx.float32)
+        quantize(packed, PACKINGS[setting], mx.float32)
     del weights
     clock = time.process_time if os.environ.get("OPENBLAS_NUM_THREADS") == "1" else time.perf_counter
     ratios = {}

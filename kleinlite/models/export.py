@@ -30,7 +30,7 @@ from ..checkpoints import (
     transformer_sources,
     weight_files,
 )
-from ..quantisation import Packed, Packing, pack_matrix, plain, worth_packing
+from ..quantisation import Packed, Packing, pack_matrix, unpacked, worth_packing
 from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
 from ..transformer import Transformer
 from .configs import autoencoder_json, model_index, text_encoder_json, transformer_json
@@ -126,7 +126,7 @@ def write_weights(path: Path, arrays: dict[str, mx.array], done: Callable[[], No
             done()
 
 
-def quantised(weights: dict[str, mx.array | Packed], p: Packing) -> dict[str, mx.array]:
+def pack_weights(weights: dict[str, mx.array | Packed], p: Packing) -> dict[str, mx.array]:
     """The tensors of a part whose matrices are packed: `x.weight`, `x.scales`, … Nothing is computed yet.
 
     `weights` is emptied, so that nothing holds on to a matrix once its packed form is written.
@@ -134,7 +134,7 @@ def quantised(weights: dict[str, mx.array | Packed], p: Packing) -> dict[str, mx
     total = sum(w.shape[0] * w.shape[1] for w in weights.values() if w.ndim == 2)
     arrays = {}
     for name in list(weights):
-        w = plain(weights.pop(name))
+        w = unpacked(weights.pop(name))
         if w.ndim == 2 and worth_packing(w.shape, total, p):
             packed = pack_matrix(w, p).tensors
             arrays |= {f"{name.removesuffix('weight')}{tensor}": w for tensor, w in packed.items()}
@@ -154,13 +154,13 @@ def shards(arrays: dict[str, mx.array], limit: int = SHARD) -> Iterable[dict[str
     return portions
 
 
-def write_quantised_part(folder: Path, checkpoint: Checkpoint, kind: str, stem: str, config: dict, bar: tqdm) -> None:
+def write_quantized_part(folder: Path, checkpoint: Checkpoint, kind: str, stem: str, config: dict, bar: tqdm) -> None:
     """A part's config.json, its packed weights in shards, and their index."""
     p = checkpoint.packing
     config |= {"quantization": {"group_size": p.group, "bits": p.bits, "mode": p.mode}}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    portions = shards(quantised(checkpoint.weights(kind), p))
+    portions = shards(pack_weights(checkpoint.weights(kind), p))
     files = [f"{stem}-{i:05}-of-{len(portions):05}.safetensors" for i in range(1, len(portions) + 1)]
     files = files if len(files) > 1 else [f"{stem}.safetensors"]
     places = {name: file for file, portion in zip(files, portions) for name in portion}
@@ -218,8 +218,8 @@ def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
         shutil.copyfile(file, folder / "vae" / file.name)
     cfg, _ = checkpoint.parts["text_encoder"]
     config = text_encoder_json(cfg) | {"num_hidden_layers": max(cfg.taps)}
-    write_quantised_part(folder / "text_encoder", checkpoint, "text_encoder", "model", config, bar)
+    write_quantized_part(folder / "text_encoder", checkpoint, "text_encoder", "model", config, bar)
     config = transformer_json(checkpoint.parts["transformer"][0])
-    write_quantised_part(folder / "transformer", checkpoint, "transformer", "diffusion_pytorch_model", config, bar)
+    write_quantized_part(folder / "transformer", checkpoint, "transformer", "diffusion_pytorch_model", config, bar)
     # Last, because a folder without it is no model.
     (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")

@@ -13,8 +13,9 @@ from mlx.utils import tree_flatten
 
 from kleinlite import Klein
 from kleinlite.checkpoints import find_folder, load_files, open_checkpoint
+from kleinlite.models.formats import assemble
 from kleinlite.pipeline import to_pixels
-from kleinlite.quantisation import Packed, PackedLinear, assemble
+from kleinlite.quantisation import Packed, PackedLinear
 
 BYTES = mx.load(str(GOLDENS / "formats.safetensors"))
 NANO = find_folder("nano")

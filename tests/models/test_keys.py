@@ -274,7 +274,7 @@ def quantised_shapes(size: str, kind: str, whole: set[str]) -> dict[str, tuple[s
 @pytest.mark.parametrize("kind", ["fp8", "nvfp4"])
 def test_quantised_single_files(size, kind, prefix, tmp_path, monkeypatch):
     """The transformer of `flux-2-klein-4b-fp8.safetensors` and its like; some of the blocks' matrices left whole."""
-    monkeypatch.setattr("kleinlite.quantisation.is_swizzled", lambda *_: True)  # there are no numbers to look at
+    monkeypatch.setattr("kleinlite.models.formats.is_swizzled", lambda *_: True)  # there are no numbers to look at
     parts = write_model(tmp_path / "parts", size, {"4b": "4b", "9b": "8b"}[size], {}, transformer=False)
     names = quantised_shapes(size, kind, whole={"single_blocks.3.linear1.weight", "double_blocks.1.txt_mlp.2.weight"})
     file = tmp_path / f"flux-2-klein-{size}-{kind}.safetensors"

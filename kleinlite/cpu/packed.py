@@ -1,0 +1,81 @@
+"""Products with packed weights on a Linux CPU. Hand-written; chapter 10 tells the idea, on codes of 4 bits.
+
+`mx.quantized_matmul` is a slow loop there, and `mx.dequantize` takes several times as long as a product with few
+tokens. But the *first* codes of all words are a matrix of their own, of every n-th column: one mask, one cast and one
+multiplication over whole arrays decode it. So a product is a sum of n small ones, and never more than an n-th of the
+matrix is decoded at a time. The bias of a group needs no decoding: it meets the sum of the group's inputs.
+
+- In 3, 5 and 6 bits codes cross the borders of bytes; three or five bytes, read as one number, hold a whole count.
+- A four-bit float has eight sizes; doubled (0, 1, 2, 3, 4, 6, 8, 12) they fit as digits into 0xC8643210.
+- An eight-bit float's bits, put where float32 has its own, are the same number with an exponent that is 120 too small.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def packed_matmul(x: mx.array, tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
+    """x (n, d_in) times a packed matrix, transposed, decoded piece by piece in float32. (n, d_in) → (n, d_out)
+
+    tensors: "weight" and, where the mode has them, "scales", "biases", "global_scale"; mode, bits and group as in
+    `kleinlite.quantisation.Packing`.
+    """
+    weight = tensors["weight"]
+    if mode == "stored":
+        return x @ weight.astype(mx.float32).T
+    if mode == "fp8":
+        return (x @ decode_e4m3(weight).T) * tensors["scales"].T
+    scales = decode_scales(tensors["scales"], mode)
+    if mode == "mxfp8":
+        w = decode_e4m3(weight.view(mx.uint8)).reshape(*scales.shape, group)
+        return x @ (w * scales[..., None]).reshape(len(weight), -1).T
+    words, n = whole_words(weight, bits)
+    scales, decode = mx.repeat(scales, group // n, axis=1), decode_affine if mode == "affine" else decode_e2m1
+    mask, y = mx.array(2**bits - 1, dtype=words.dtype), mx.zeros((len(x), len(words)))
+    if "biases" in tensors:
+        y = x.reshape(len(x), -1, group).sum(axis=-1) @ tensors["biases"].astype(mx.float32).T
+    for k in range(n):
+        w = decode(words, mx.array(bits * k, dtype=words.dtype), mask, scales)  # (d_out, d_in/n)
+        y = mx.addmm(y, x[:, k::n], w.T)
+    return y * tensors["global_scale"].T if "global_scale" in tensors else y
+
+
+def whole_words(codes: mx.array, bits: int) -> tuple[mx.array, int]:
+    """Packed codes (d_out, d_in·bits/32) → words that hold a whole number of codes (d_out, d_in/n), and that n."""
+    if 32 % bits == 0:
+        return codes, 32 // bits
+    span = {3: 3, 5: 5, 6: 3}[bits]  # after so many bytes the borders fall together again
+    kind = mx.uint32 if span < 4 else mx.uint64
+    by_byte = codes.view(mx.uint8).reshape(len(codes), -1, span).astype(kind)
+    return sum((by_byte[..., j] << 8 * j for j in range(1, span)), by_byte[..., 0]), 8 * span // bits
+
+
+@mx.compile
+def decode_affine(words: mx.array, shift: mx.array, mask: mx.array, scale: mx.array) -> mx.array:
+    """One code of each word, times its group's scale."""
+    return ((words >> shift) & mask).astype(mx.float32) * scale
+
+
+@mx.compile
+def decode_e2m1(words: mx.array, shift: mx.array, mask: mx.array, scale: mx.array) -> mx.array:
+    """One four-bit float of each word, times its group's scale: a sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
+    code = (words >> shift) & mask
+    twice = (mx.array(0xC8643210, dtype=mx.uint32) >> (4 * (code & 7))) & 15
+    return twice.astype(mx.float32) * (0.5 - (code >> 3).astype(mx.float32)) * scale
+
+
+@mx.compile
+def decode_e4m3(codes: mx.array) -> mx.array:
+    """E4M3 bytes as float32: their bits put where float32 has its own, then 2¹²⁰ for the other bias. Exact."""
+    bits = codes.astype(mx.uint32)
+    return (((bits & 127) << 20) | ((bits & 128) << 24)).view(mx.float32) * 2.0**120
+
+
+def decode_scales(scales: mx.array, mode: str) -> mx.array:
+    """The scales as float32, (d_out, groups)."""
+    if mode == "nvfp4":
+        return mx.from_fp8(scales, mx.float32)
+    if mode in ("mxfp4", "mxfp8"):  # eight bits of exponent, just where float32 has its own
+        return (scales.astype(mx.uint32) << 23).view(mx.float32)
+    return scales.astype(mx.float32)

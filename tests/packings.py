@@ -1,0 +1,25 @@
+"""What the tests of packed weights share: matrices, settings, and how much each may lose."""
+
+import mlx.core as mx
+
+from kleinlite.pipeline import to_pixels
+from kleinlite.quantisation import PACKINGS, Packing
+
+WISH = {"prompt": "a red circle above a blue square", "seed": 7, "progress": False}
+ALL = {**PACKINGS, 2: Packing("affine", 2, 64)}
+# Relative error of a normal matrix: what a right implementation has, and a wrong code or scale at once exceeds.
+ERROR = {2: 0.45, 3: 0.21, 4: 0.1, 5: 0.05, 6: 0.025, 8: 0.008, "mxfp4": 0.13, "mxfp8": 0.03, "nvfp4": 0.1}
+
+
+def matrix(*shape: int, seed: int = 0, scale: float = 0.02) -> mx.array:
+    return scale * mx.random.normal(shape, key=mx.random.key(seed))
+
+
+def error(a: mx.array, b: mx.array) -> float:
+    """Relative, root mean square."""
+    return mx.sqrt(((a - b) ** 2).mean() / (b**2).mean()).item()
+
+
+def difference(a, b) -> float:
+    """Mean difference of two pictures, in levels of 255."""
+    return mx.abs(to_pixels(a) - to_pixels(b)).mean().item() * 127.5
