@@ -40,8 +40,13 @@ class Module(NamedTuple):
 
 def load_modules(package: Path) -> list[Module]:
     """All modules of a package, in any room, that have something to tell."""
-    no_dataclasses = griffe.Extensions()  # whose fields we print as they stand in the file
-    root = griffe.load(package.name, search_paths=[package.parent], allow_inspection=False, extensions=no_dataclasses)
+    root = griffe.load(
+        package.name,
+        search_paths=[package.parent],
+        try_relative_path=False,  # which finds another one below the current folder
+        allow_inspection=False,
+        extensions=griffe.Extensions(),  # not the one for dataclasses: fields are printed as they stand in the file
+    )
     found, rooms = [], [root]
     while rooms:
         for module in rooms.pop().modules.values():

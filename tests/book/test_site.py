@@ -52,7 +52,7 @@ def shown(**data: str) -> dict:
 def make(tmp_path):
     """make("MD prose", "code", cell(…), …) → the page's Markdown, and the list of what is wrong."""
     (tmp_path / "pyproject.toml").write_text('Repository = "https://github.com/you/project"\n')
-    for file in ("notebooks/sketch.png", "notebooks/03_aside.ipynb", "kleinlite/demo.py"):
+    for file in ("notebooks/sketch.png", "notebooks/03_aside.ipynb", "kleinlite/__init__.py", "kleinlite/demo.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
 
