@@ -23,19 +23,22 @@ STYLE = {
 }  # fmt: skip
 plt.rcParams.update(STYLE)
 
-STAGES = [
-    ("prompt", "text"), ("tokens", "m ids"), ("features", "m × 3d"), ("noise", "n × 128"), ("velocity", "n × 128"),
-    ("latents", "n × 128"), ("pixels", "H × W × 3"),
+# The way from a prompt to a picture: where each tensor stands, its name, its shape, the chapter that makes it.
+STAGES = {
+    "prompt": (0.7, 3.3, "text", ""), "tokens": (2.5, 3.3, "m ids · 03", "03"),
+    "features": (4.3, 3.3, "m × f · 03", "03"),
+    "noise": (0.7, 2.0, "n × 128 · 04", "04"), "latents": (3.0, 2.0, "n × 128 · 04", "04"),
+    "transformer": (5.9, 2.0, "05", "05"), "velocity": (7.9, 2.0, "n × 128 · 05", "05"),
+    "clean latents": (9.9, 2.0, "n × 128 · 04", "04"), "picture": (9.9, 0.7, "H × W × 3 · 01", "01"),
+    "references": (0.7, 0.7, "pictures", ""), "their latents": (3.0, 0.7, "r × 128 · 01", "01"),
+    "positions": (7.9, 3.3, "(t, h, w, l) · 02", "02"),
+}  # fmt: skip
+ARROWS = [
+    ("prompt", "tokens"), ("tokens", "features"), ("features", "transformer"), ("noise", "latents"),
+    ("latents", "transformer"), ("transformer", "velocity"), ("velocity", "clean latents"),
+    ("clean latents", "picture"), ("references", "their latents"), ("their latents", "transformer"),
+    ("positions", "transformer"),
 ]  # fmt: skip
-CHAPTERS = [
-    "",
-    "03 text encoder",
-    "03 text encoder",
-    "04 sampling",
-    "05 transformer",
-    "04 sampling",
-    "01 autoencoder",
-]
 
 
 def as_image(x: mx.array | Image.Image):
@@ -167,46 +170,55 @@ def bars(names: Sequence[str], values: Sequence[float], xlabel: str) -> None:
     finish()
 
 
-def points(clouds: dict[str, mx.array], paths: mx.array | None = None, limit: float = 3.0) -> None:
-    """Clouds of 2-D points (n, 2) by name and, if given, paths (steps, n, 2) between them."""
-    _, ax = plt.subplots(figsize=(3.8, 3.6))
+def points(
+    clouds: dict[str, mx.array], paths: mx.array | None = None, limit: float = 3.0, panels: bool = False
+) -> None:  # fmt: skip
+    """Clouds of 2-D points (n, 2) by name and, if given, paths (steps, n, 2) between them; or a panel for each."""
+    count = len(clouds) if panels else 1
+    _, axes = plt.subplots(1, count, figsize=(3.8, 3.6) if count == 1 else (2.3 * count, 2.5))
+    axes = list(axes) if panels else [axes] * len(clouds)
     if paths is not None:
         for i in range(min(paths.shape[1], 60)):
-            ax.plot(paths[:, i, 0].tolist(), paths[:, i, 1].tolist(), color="#999", linewidth=0.5, alpha=0.7)
-    for name, xy in clouds.items():
-        ax.scatter(xy[:, 0].tolist(), xy[:, 1].tolist(), s=4, label=name, alpha=0.7)
-    ax.set(xlim=(-limit, limit), ylim=(-limit, limit), xlabel="x", ylabel="y", aspect="equal")
-    ax.legend(frameon=False, fontsize=8, markerscale=2, loc="upper right")
+            axes[0].plot(paths[:, i, 0].tolist(), paths[:, i, 1].tolist(), color="#999", linewidth=0.5, alpha=0.7)
+    for ax, (name, xy), colour in zip(axes, clouds.items(), ("C0", "C1", "C2", "C3")):
+        ax.scatter(xy[:, 0].tolist(), xy[:, 1].tolist(), s=4, label=name, alpha=0.7, color=colour)
+        ax.set(xlim=(-limit, limit), ylim=(-limit, limit), xlabel="x", aspect="equal")
+        if panels:
+            ax.set_title(name, fontsize=8)
+        else:
+            ax.legend(frameon=False, fontsize=8, markerscale=2, loc="upper right")
+    axes[0].set_ylabel("y")
     plt.tight_layout()
     finish()
 
 
 def strip(mark: str = "") -> None:
-    """From prompt to pixels in seven tensors; the pieces of chapter `mark` ("01", "03", …) stand out."""
-    fig, ax = plt.subplots(figsize=(7.2, 1.05))
-    ax.set(xlim=(0, 7), ylim=(0, 1))
+    """From prompt to picture: the tensors and the loop; what chapter `mark` ("01", "03", …) makes stands out."""
+    _, ax = plt.subplots(figsize=(7.4, 2.9))
+    ax.set(xlim=(0, 10.6), ylim=(0.1, 4.1))
     ax.axis("off")
-    for i, ((name, shape), chapter) in enumerate(zip(STAGES, CHAPTERS)):
-        on = bool(mark) and chapter.startswith(mark)
-        colour = "#3a60d6" if on else "#eef1f8"
-        ax.add_patch(
-            FancyBboxPatch(
-                (i + 0.12, 0.3), 0.66, 0.45, boxstyle="round,pad=0.05", facecolor=colour, edgecolor="#8a94b8"
-            )
-        )
-        ax.text(
-            i + 0.45,
-            0.6,
-            name,
-            ha="center",
-            va="center",
-            fontsize=8,
-            color="white" if on else "black",
-            weight="bold",
-        )
-        ax.text(i + 0.45, 0.4, shape, ha="center", va="center", fontsize=7, color="white" if on else "#444")
-        ax.text(i + 0.45, 0.1, chapter, ha="center", va="center", fontsize=6, color="#666")
-        if i:
-            ax.annotate("", (i + 0.06, 0.53), (i - 0.16, 0.53), arrowprops={"arrowstyle": "->", "color": "#555"})
+    for start, end in ARROWS:
+        (x0, y0), (x1, y1) = STAGES[start][:2], STAGES[end][:2]
+        if y0 == y1:
+            places = (x1 - 0.7, y1), (x0 + 0.7, y0)
+        elif x0 == x1:
+            places = (x1, y1 + 0.45), (x0, y0 - 0.45)
+        else:  # into the transformer from above or below
+            aside = 0.4 if x0 > x1 else -0.4
+            places = (x1 + aside, y1 + (0.45 if y0 > y1 else -0.45)), (x0 + (-0.7 if x0 > x1 else 0.7), y0)
+        ax.annotate("", *places, arrowprops={"arrowstyle": "->", "color": "#555"})
+    loop = {"arrowstyle": "->", "color": "#f08a24", "linewidth": 1.6, "connectionstyle": "arc3,rad=-0.2"}
+    ax.annotate("", (3.3, 1.55), (7.8, 1.55), arrowprops=loop)
+    ax.text(6.8, 0.85, "Euler step, 4 times", ha="center", fontsize=7.5, color="#c2620a")
+    ax.text(5.9, 3.3, "time t", ha="center", va="center", fontsize=8)
+    ax.annotate("", (5.9, 2.45), (5.9, 3.15), arrowprops={"arrowstyle": "->", "color": "#555"})
+    for name, (x, y, shape, chapter) in STAGES.items():
+        on = bool(mark) and chapter == mark
+        ink = "white" if on else "black"
+        face = "#3a60d6" if on else "#fdf3e7" if name == "transformer" else "#eef1f8"
+        style = {"boxstyle": "round,pad=0.06", "facecolor": face, "edgecolor": "#8a94b8"}
+        ax.add_patch(FancyBboxPatch((x - 0.56, y - 0.32), 1.12, 0.64, **style))
+        ax.text(x, y + 0.1, name, ha="center", va="center", fontsize=7.5, color=ink, weight="bold")
+        ax.text(x, y - 0.17, shape, ha="center", va="center", fontsize=6, color=ink)
     plt.subplots_adjust(0, 0, 1, 1)
     finish()
