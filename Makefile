@@ -35,10 +35,11 @@ test: check test-notebooks book ## all tests: the quick ones, every notebook fro
 check: lint ## the quick tests: promotion in step, lint, pytest
 	$(BIN)/python -m pytest -q
 
-lint: $(VENV)/.test ## promotion in step, and what linter and formatter would change
+lint: $(VENV)/.test ## promotion in step, every import downwards, and what linter and formatter would change
 	$(BIN)/python -m kleinlite.book.promote --check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache --no-logo
 
 test-notebooks: $(VENV)/.test ## run every notebook and compare (nbval)
 	$(if $(wildcard notebooks/*.ipynb),MLX_ENABLE_TF32=0 $(BIN)/python -m pytest -q -p nbval --nbval-lax --nbval-current-env \
