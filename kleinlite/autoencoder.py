@@ -2,7 +2,7 @@
 
 We build the network that turns a picture into a small grid of numbers and back, and look inside those numbers.
 
-Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 452e28b6)
+Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 051166df)
 """
 
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ class ResBlock(nn.Module):
 
 
 class AttnBlock(nn.Module):
-    """Every position looks at every other, one head. (b, H, W, c) → (b, H, W, c)"""
+    """Every position attends to every other, one head. (b, H, W, c) → (b, H, W, c)"""
 
     def __init__(self, c: int, groups: int):
         super().__init__()
