@@ -14,8 +14,12 @@ __version__ = "0.2.0"
 
 def __getattr__(name: str):
     # The pipeline imports everything else; `python -m kleinlite.book.promote` should not have to.
-    if name in __all__:
-        from . import pipeline
+    if name == "Klein":
+        from .pipeline import Klein
 
-        return getattr(pipeline, name)
+        return Klein
+    if name in __all__:
+        from .drawing import picture_file
+
+        return getattr(picture_file, name)
     raise AttributeError(f"module 'kleinlite' has no attribute {name!r}")

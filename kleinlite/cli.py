@@ -27,8 +27,6 @@ from . import __version__
 if TYPE_CHECKING:
     from PIL import Image
 
-    from .pipeline import Plan
-
 RAISE = opcode.opmap["RAISE_VARARGS"]  # what Python makes of a `raise`
 PLAIN = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
@@ -45,10 +43,6 @@ examples:
   kleinlite generate "a red circle" --model klein-4bit
   hf upload YOU/klein-4bit klein-4bit     then --model YOU/klein-4bit works everywhere
 """
-
-# What a picture of ours remembers: see `Request.describe`.
-REMEMBERED = {"model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float)}
-REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references": int}  # and perhaps "quantize"
 
 # ---------------------------------------------------------------- what is typed
 
@@ -132,48 +126,16 @@ def make_parser() -> Parser:
 # ---------------------------------------------------------------- files
 
 
-def open_picture(path: str) -> Image.Image:
-    """A picture from a file, turned upright as its camera says."""
-    from PIL import Image, ImageOps
-
-    if not Path(path).is_file():
-        what = "is a folder" if Path(path).is_dir() else "does not exist"
-        raise ValueError(f"{path} {what}: name a picture's file.")
-    try:
-        with Image.open(path) as image:
-            image.load()  # text chunks may come after the pixels
-            return ImageOps.exif_transpose(image)
-    except Exception as error:  # there are many ways to stumble over a broken file, and Pillow knows them
-        why = "" if isinstance(error, Image.UnidentifiedImageError) else f" ({error})"
-        raise ValueError(f"{path} cannot be read as a picture{why}: use a PNG, JPEG or WebP file.") from None
-
-
 def open_reference(path: str) -> Image.Image:
-    """A picture that the model can take as a reference."""
+    """A picture as the model takes it."""
+    from .drawing.picture_file import open_picture
     from .pipeline import prepare_reference
 
     image = open_picture(path)
     try:
-        prepare_reference(image)
+        return prepare_reference(image)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return image
-
-
-def read_metadata(path: str) -> dict:
-    """What made the picture in a file."""
-    from .pipeline import picture_info
-
-    image = open_picture(path)
-    try:
-        made = picture_info(image)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    known = made if isinstance(made, dict) else {}
-    whole = all(isinstance(known.get(name), kind) for name, kind in REMEMBERED.items())
-    if not whole or not isinstance(known.get("quantize", ""), (int, str)):
-        raise ValueError(f"{path}: what it says about itself is damaged: give the prompt and the options instead.")
-    return made
 
 
 def new_name(prompt: str, seed: int) -> Path:
@@ -208,7 +170,9 @@ def check_folder(folder: Path) -> None:
 
 
 def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
-    """The model's name, its quantisation and `Klein.__call__`'s arguments: what was typed, else what --like says."""
+    """The model's name, its quantization and `check_request`'s arguments: what was typed, else what --like says."""
+    from .drawing.picture_file import read_metadata
+
     like = read_metadata(args.like) if args.like else {}
     model = args.model or like.get("model", "nano")
     if model != like.get("model"):
@@ -232,7 +196,7 @@ def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
         pick("quantize", args.quantize),
         {
             "prompt": prompt,
-            "images": [open_reference(path) for path in args.image or ()],
+            "references": [open_reference(path) for path in args.image or ()],
             "width": width,
             "height": height,
             "steps": pick("steps", args.steps),
@@ -254,24 +218,29 @@ def fetch(model: str, offline: bool) -> None:
 
 def generate(args: argparse.Namespace) -> None:
     from .checkpoints import ModelInfo
+    from .drawing.picture_file import save_picture
+    from .drawing.request import check_request
+    from .memory import check_memory, plan_released
     from .models.download import MODELS, local
     from .models.formats import find_packing
-    from .pipeline import Klein, check_memory, check_request, save_picture
+    from .pipeline import Klein
 
-    model, quantize, wishes = choose(args)
-    # What can be found before gigabytes are fetched. The model's own files have the last word, in the call.
+    model, quantize, arguments = choose(args)
+    # What can be found before gigabytes are fetched. The model's own files have the last word, below.
     distilled = model.lower() in MODELS and MODELS[model.lower()].distilled
-    request = check_request(ModelInfo(model, distilled, size=1024, tokens=512), **wishes)
+    request = check_request(ModelInfo(model, distilled, size=1024, tokens=512), **arguments)
     prompt, seed = request.prompts[0], request.seeds[0]
     find_packing(quantize)
     check_output(args.output or new_name(prompt, seed))
     if model.lower() in MODELS and not local(model):
-        plans = {bits: predict(model, request.width, request.height, bits) for bits in (quantize, 8, 6, 5, 4, 3)}
-        check_memory(plans.pop(quantize), {} if quantize else plans)
+        plan = lambda setting: plan_released(model, width=request.width, height=request.height, quantize=setting)
+        check_memory(plan(quantize), {} if quantize else {bits: plan(bits) for bits in (8, 6, 5, 4, 3)})
     fetch(model, args.offline)
     klein = Klein.from_pretrained(model, quantize=quantize)
+    request = check_request(klein.info, **arguments | {"seed": seed})
+    klein.check_memory(request)
     start = time.perf_counter()
-    picture = klein(**wishes | {"seed": seed}, progress=sys.stderr.isatty())
+    picture = klein.draw(request, progress=sys.stderr.isatty())
     seconds = time.perf_counter() - start
     path = args.output or new_name(prompt, seed)
     save_picture(picture, path)
@@ -288,6 +257,8 @@ def in_words(quantize: int | str) -> str:
 
 def info(args: argparse.Namespace) -> None:
     if args.file is not None:
+        from .drawing.picture_file import read_metadata
+
         return show(read_metadata(args.file))
     import mlx.core as mx
 
@@ -332,15 +303,16 @@ def describe(name: str) -> tuple[str, ...]:
     import mlx.core as mx
 
     from .checkpoints import ModelInfo, open_checkpoint
+    from .memory import count_parameters, plan_checkpoint, plan_released
     from .models import download as hub
-    from .pipeline import bits_per_weight, memory_plan, parameters
     from .text_encoder import TextEncoder
     from .transformer import Transformer
 
     model = hub.MODELS.get(name)
     if model:
         distilled, sizes = model.distilled, [model.size.transformer, model.size.text_encoder]
-        plans = [predict(name, 512, 512, bits) for bits in ([None] if name.endswith("nvfp4") else [None, 8, 4])]
+        settings = [None] if name.endswith("nvfp4") else [None, 8, 4]
+        plans = [plan_released(name, width=512, height=512, quantize=setting) for setting in settings]
         here = "yes" if hub.local(name) else "no, gated" if model.size.gated else "no"
     else:
         try:
@@ -349,32 +321,18 @@ def describe(name: str) -> tuple[str, ...]:
             return name, *[""] * 5, "not in this version"
         configs, size = [checkpoint.parts[p][0] for p in ("transformer", "text_encoder", "vae")], checkpoint.info.size
         distilled, here = checkpoint.info.distilled, "bundled"
-        sizes = [parameters(kind, cfg) for kind, cfg in zip((Transformer, TextEncoder), configs)]
-        plans = [memory_plan(*configs, width=size, height=size, bits=bits_per_weight(checkpoint))]
+        sizes = [count_parameters(kind, cfg) for kind, cfg in zip((Transformer, TextEncoder), configs)]
+        plans = [plan_checkpoint(checkpoint, width=size, height=size)]
     steps = ModelInfo(name, distilled, size=0, tokens=0).steps
     return (
         name,
         f"{steps}, distilled" if distilled else str(steps),
         " + ".join(f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in sizes),
-        " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in (plan.least for plan in plans)),
+        " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in (plan.peak_bytes for plan in plans)),
         f"{model.download / 1e9:.1f} GB" if model else "none",
         model.size.licence if model else "Apache-2.0",
         here,
     )
-
-
-def predict(name: str, width: int, height: int, quantize: int | str | None) -> Plan:
-    """The memory that a released model takes for a picture, known before its files are here."""
-    from .autoencoder import AutoencoderConfig
-    from .models import download as hub
-    from .models.configs import RELEASED
-    from .models.formats import find_packing
-    from .pipeline import memory_plan
-
-    model = hub.MODELS[name.lower()]
-    configs = *RELEASED["4b" if model.size is hub.B4 else "9b"], AutoencoderConfig()
-    bits = find_packing(quantize).bits_per_weight if quantize else (8 * model.weights / model.size.transformer, 16)
-    return memory_plan(*configs, width=width, height=height, bits=bits)
 
 
 def download(args: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 We make editing cheaper: what the reference pictures have to say is worked out once, and every step only looks it
 up.
 
-Promoted from notebooks/09_kv_cache.ipynb: edit there, then run `make promote`. (seal a0ee8b7a)
+Promoted from notebooks/09_kv_cache.ipynb: edit there, then run `make promote`. (seal ee20e039)
 """
 
 from collections.abc import Callable
@@ -11,11 +11,10 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from .cpu import attention
-from .pipeline import Klein, velocity_field
 from .position_ids import apply_rope, image_ids, reference_ids, rope_table, text_ids
 from .transformer import DoubleBlock, Transformer, chain, join_heads, modulate, time_features
 
-__all__ = ["image_half", "extract_kv", "cached_attention", "cached_field", "KleinKV"]
+__all__ = ["image_half", "extract_kv", "cached_attention", "cached_velocity_field"]
 
 
 def image_half(block: DoubleBlock, x: mx.array, mod: list[mx.array], rope, attend) -> mx.array:
@@ -63,7 +62,7 @@ def cached_attention(cache: list[tuple[mx.array, mx.array]]) -> Callable:
     return attend
 
 
-def cached_field(
+def cached_velocity_field(
     transformer: Transformer, txt: mx.array, references: mx.array, grids: list[tuple[int, int]], grid: tuple[int, int]
 ) -> Callable[[mx.array, float], mx.array]:
     """`velocity_field` for references that are computed here, once, and looked up at every step."""
@@ -71,11 +70,3 @@ def cached_field(
     rope = transformer.rope(image_ids(*grid), text_ids(txt.shape[1]))
     mx.eval(rope, cache)
     return lambda x, t: transformer(x.astype(txt.dtype), txt, t, rope=rope, attend=cached_attention(cache))
-
-
-class KleinKV(Klein):
-    """A `Klein` whose weights were trained for the cache: 9b-kv. Without references it is like any other."""
-
-    def _field(self, txt, references, grids, grid) -> Callable[[mx.array, float], mx.array]:
-        field = velocity_field if references is None else cached_field
-        return field(self._part("transformer"), txt, references, grids, grid)

@@ -148,7 +148,7 @@ def test_a_new_picture_gets_a_new_name(tiny, here, capsys):
     ],
 )
 def test_names_are_safe_and_short(tiny, here, prompt, name, monkeypatch):
-    monkeypatch.setattr(pipeline.Klein, "_encode", lambda *_: [mx.zeros((1, 4, 72))])  # prompts of any length
+    monkeypatch.setattr(pipeline.Klein, "encode_prompts", lambda *_: [mx.zeros((1, 4, 72))])  # prompts of any length
     assert run("generate", prompt, "--model", tiny, "--seed", 7, "--steps", 1) == 0
     assert os.listdir(here) == [name]
 
@@ -427,7 +427,7 @@ def test_ctrl_c_while_writing_leaves_nothing(tiny, here, monkeypatch, capsys):
         assert os.listdir(here)  # the draft, which must go
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline.os, "replace", interrupted)
+    monkeypatch.setattr("kleinlite.drawing.picture_file.os.replace", interrupted)
     assert run("generate", PROMPT, "--model", tiny) == 130
     assert capsys.readouterr() == ("", "kleinlite: stopped.\n") and os.listdir(here) == []
 

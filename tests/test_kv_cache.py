@@ -6,6 +6,7 @@ Flux2KleinKVPipeline draws with the tiny model (made by make_kv_golden.py).
 
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from test_pipeline_golden import gradients, levels
 
 from kleinlite import kv_cache
 from kleinlite.checkpoints import transformer_config, transformer_sources
-from kleinlite.kv_cache import KleinKV, cached_attention, cached_field, extract_kv
+from kleinlite.kv_cache import cached_attention, cached_velocity_field, extract_kv
 from kleinlite.pipeline import Klein, encode_references, prepare_reference, velocity_field
 from kleinlite.position_ids import image_ids, reference_ids, text_ids
 from kleinlite.transformer import Transformer, TransformerConfig
@@ -78,7 +79,7 @@ def test_closed_form(run):
     )
     img, txt, ref = (formula(x["k"], [1, *x["shape"]]) for x in map(table["inputs"].get, ("img", "txt", "ref")))
     grids = [table["inputs"]["ref"]["grid"]], table["inputs"]["img"]["grid"]
-    compare(table, run, cached_field(model, txt, ref, *grids)(img, table["runs"][run]["sigma"]))
+    compare(table, run, cached_velocity_field(model, txt, ref, *grids)(img, table["runs"][run]["sigma"]))
 
 
 def test_a_pass_uses_every_layer_once():
@@ -107,8 +108,10 @@ def test_the_plain_pattern_differs():
 
 
 @cache
-def tiny(dtype: mx.Dtype = mx.float32) -> KleinKV:
-    return KleinKV.from_pretrained(PIPELINES / "tiny", dtype=dtype)
+def tiny(dtype: mx.Dtype = mx.float32) -> Klein:
+    """The tiny model, as if its files said that it was trained for the cache."""
+    plain = Klein.from_pretrained(PIPELINES / "tiny", dtype=dtype)
+    return Klein(replace(plain.checkpoint, info=replace(plain.info, kv=True)))
 
 
 @cache
@@ -149,7 +152,7 @@ def test_edited_picture(run):
 
 def test_without_references_it_is_the_plain_model():
     plain, asked = Klein.from_pretrained(PIPELINES / "tiny", dtype=mx.float32), wish("none")
-    assert isinstance(plain, Klein) and not isinstance(plain, KleinKV)
+    assert tiny().info.kv and not plain.info.kv
     for a, b in zip(plain(**asked), tiny()(**asked)):
         assert a.tobytes() == b.tobytes()
 
@@ -189,7 +192,7 @@ def test_the_cache_depends_on_the_references_alone(count):
         txt, x = klein.encode_prompt(prompt), mx.random.normal((1, 6, 128), key=mx.random.key(3))
         rope = net.rope(image_ids(2, 3), text_ids(txt.shape[1]))
         ours = net(x, txt, t, rope=rope, attend=cached_attention(cache))
-        check(ours, cached_field(net, txt, tokens, grids, (2, 3))(x, t), TIGHT)
+        check(ours, cached_velocity_field(net, txt, tokens, grids, (2, 3))(x, t), TIGHT)
         plain = velocity_field(net, txt, tokens, grids, (2, 3))(x, t)
         assert mx.abs(ours - plain).max().item() > 1e-3
 
@@ -221,11 +224,11 @@ def test_memory():
 
 
 @pytest.mark.parametrize("name, kind", [("tiny-kv", "Flux2KleinPipeline"), ("tiny", "Flux2KleinKVPipeline")])
-def test_from_pretrained_returns_it(tmp_path, name, kind):
+def test_from_pretrained_knows_it(tmp_path, name, kind):
     """For weights that are called so, or whose index says so, and for no others."""
     folder = shutil.copytree(PIPELINES / "tiny", tmp_path / name, ignore=shutil.ignore_patterns("base", "expected*"))
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": kind}), encoding="utf-8")
     klein = Klein.from_pretrained(folder, dtype=mx.float32)
-    assert type(klein) is KleinKV
+    assert klein.info.kv
     check(list(klein.stream(**wish("two")))[-1].latents, steps("two")[-1].latents)

@@ -28,9 +28,11 @@ from mlx.utils import tree_flatten
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..checkpoints import autoencoder_sources, find_folder, for_folder, text_encoder_sources, transformer_sources
+from ..drawing.request import check_request
+from ..memory import MemoryPlan, all_parts_fit, count_parameters
 from ..models.configs import RELEASED, autoencoder_json, model_index, text_encoder_json, transformer_json
 from ..models.export import shards, write_weights
-from ..pipeline import Klein, Plan, check_request, machine_memory, parameters, plan_request
+from ..pipeline import Klein
 from ..quantisation import PACKINGS
 from ..text_encoder import TextEncoder, TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
@@ -120,14 +122,14 @@ def measure(klein: Klein, size: int, steps: int) -> dict[str, Cost]:
     """Draw one picture in stages, each as `Klein` does it."""
     costs, work = {}, {}
     work["prompt"] = lambda: klein.encode_prompt(PROMPT)
-    work["load"] = lambda: mx.eval(klein._part("transformer").parameters())
+    work["load"] = lambda: mx.eval(klein.load("transformer").parameters())
     stream = klein.stream(PROMPT, width=size, height=size, steps=steps, seed=7, progress=False)
     for i in range(1, steps + 1):
         work[f"step {i}"] = lambda: next(stream).latents.reshape(1, size // 16, size // 16, -1)
 
     def decode():
         list(stream)  # there is no step left: the transformer goes, if it would not fit beside the decoder
-        return klein._part("autoencoder").decode(result)
+        return klein.load("autoencoder").decode(result)
 
     for stage, do in {**work, "decode": decode}.items():
         start_over()
@@ -147,7 +149,7 @@ def products(klein: Klein, size: int) -> dict[str, float]:
     (cfg, _), (text_cfg, _) = klein.checkpoint.parts["transformer"], klein.checkpoint.parts["text_encoder"]
     m, layers = text_cfg.tokens, max(text_cfg.taps)
     s, blocks = m + size * size // 256, cfg.double_blocks + cfg.single_blocks
-    of_layers = parameters(TextEncoder, text_cfg) - text_cfg.vocab * text_cfg.d
+    of_layers = count_parameters(TextEncoder, text_cfg) - text_cfg.vocab * text_cfg.d
     one = cfg.d * (4 * cfg.d + 3 * cfg.d_mlp)  # weights that a token meets in a block, in its own stream
     attention = lambda tokens, width: 4 * tokens**2 * width  # q kᵀ, and the weights times v
     return {
@@ -166,11 +168,11 @@ def speed() -> float:
     return 2 * 1024 * 1024 * 2048 / (time.perf_counter() - start)
 
 
-def predict(klein: Klein, plan: Plan, size: int, steps: int, base: int) -> dict[str, Cost]:
+def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) -> dict[str, Cost]:
     """The same ledger by arithmetic. base: bytes of the process before anything was read."""
     flops, rate, on_disk = products(klein, size), speed(), klein.checkpoint.nbytes
-    used = parameters(TextEncoder, klein.checkpoint.parts["text_encoder"][0])
-    stays = plan.most <= machine_memory()[1]
+    used = count_parameters(TextEncoder, klein.checkpoint.parts["text_encoder"][0])
+    stays = all_parts_fit(plan)
     memory = {
         "prompt": plan.text_encoder + plan.encode,
         "load": plan.transformer,
@@ -208,9 +210,9 @@ def ledger(model: str, quantize: int | str | None, size: int | None, steps: int)
     """Draw a picture with a model and print what each stage cost."""
     klein = Klein.from_pretrained(model, quantize=quantize)
     size = size or klein.info.size
-    request = check_request(klein.info, PROMPT, (), size, size, steps, None, "", 7)
+    request = check_request(klein.info, PROMPT, width=size, height=size, steps=steps, seed=7)
     base = resident()
-    predicted = predict(klein, plan_request(klein.checkpoint, request, klein.bits), size, steps, base)
+    predicted = predict(klein, klein.plan_memory(request), size, steps, base)
     measured = measure(klein, size, steps)
     bits = "as stored" if quantize is None else f"quantize={quantize}"
     where = f"{mx.default_device()}, MLX {mx.__version__}"

@@ -1,0 +1,105 @@
+"""A model's parts in memory: loaded when needed, released when what comes next needs the room. Hand-written."""
+
+from __future__ import annotations
+
+from html import escape
+
+import mlx.core as mx
+import mlx.nn as nn
+from tokenizers import Tokenizer
+
+from ..autoencoder import Autoencoder
+from ..checkpoints import Checkpoint
+from ..memory import MemoryPlan, all_parts_fit, bits_per_weight, check_memory, count_parameters, plan_checkpoint
+from ..quantisation import PACKINGS
+from ..text_encoder import TextEncoder, tokenize
+from ..transformer import Transformer
+from .request import Request
+
+__all__ = ["Parts"]
+
+
+class Parts:
+    """The parts of one model: `loaded` has those that are in memory, by name.
+
+    A part that you have asked for as an attribute, such as `klein.text_encoder`, is pinned: it stays as it is, with
+    what you change in it.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, keep_loaded: bool = False):
+        self.checkpoint, self.info, self.keep_loaded = checkpoint, checkpoint.info, keep_loaded
+        self.bits = bits_per_weight(checkpoint)
+        self.loaded: dict[str, nn.Module | Tokenizer] = {}
+        self._pinned: set[str] = set()
+        self._features: dict[tuple[str, ...], mx.array] = {}  # of the last prompts
+
+    def load(self, name: str) -> nn.Module | Tokenizer:
+        """The tokenizer, text_encoder, transformer or autoencoder, read from its files if it is not in memory."""
+        if name not in self.loaded:
+            self.loaded[name] = getattr(self.checkpoint, f"load_{name}")()
+        return self.loaded[name]
+
+    def release(self, name: str) -> None:
+        """Take a part out of memory, unless it is pinned or `keep_loaded` says that all parts stay."""
+        if not self.keep_loaded and name not in self._pinned and self.loaded.pop(name, None):
+            mx.clear_cache()  # MLX keeps freed memory for itself; this hands it back
+
+    def _pin(self, name: str) -> nn.Module | Tokenizer:
+        self._pinned.add(name)
+        return self.load(name)
+
+    tokenizer: Tokenizer = property(lambda self: self._pin("tokenizer"))
+    text_encoder: TextEncoder = property(lambda self: self._pin("text_encoder"))
+    transformer: Transformer = property(lambda self: self._pin("transformer"))
+    autoencoder: Autoencoder = property(lambda self: self._pin("autoencoder"))
+
+    def encode_prompt(self, prompt: str | list[str]) -> mx.array:
+        """Text features (1, tokens, features), or one row per prompt of a list."""
+        return self.encode_prompts([prompt] if isinstance(prompt, str) else prompt)[0]
+
+    def encode_prompts(self, *batches: list[str]) -> list[mx.array]:
+        """The features of each batch of prompts; the text encoder is read at most once, and not if all are known.
+
+        It is released before this returns, so that the transformer's weights find its place free.
+        """
+        known = {} if "text_encoder" in self._pinned else self._features  # you may have changed what is pinned
+        found = {tuple(batch): known.get(tuple(batch)) for batch in batches}
+        if any(features is None for features in found.values()):
+            encoder = self.load("text_encoder")
+            for prompts in found:
+                found[prompts] = encoder(*tokenize(self.load("tokenizer"), list(prompts), self.info.tokens))
+                mx.eval(found[prompts])  # or the features, not worked out yet, would hold on to the encoder
+            del encoder
+            self.release("text_encoder")
+        self._features = dict([*known.items(), *found.items()][-4:])
+        return [found[tuple(batch)] for batch in batches]
+
+    def plan_memory(self, request: Request, bits: float | tuple[float, float] | None = None) -> MemoryPlan:
+        """What a request takes, as the parts are loaded here or in so many bits per weight."""
+        references = sum(gh * gw for gh, gw in request.reference_grids)
+        size = {"width": request.width, "height": request.height, "b": len(request.prompts), "references": references}
+        return plan_checkpoint(self.checkpoint, bits=bits or self.bits, **size)
+
+    def check_memory(self, request: Request) -> None:
+        """Refuse a request that this machine cannot hold with a MemoryError that names what would fit."""
+        smaller = {q: self.plan_memory(request, PACKINGS[q].bits_per_weight) for q in (8, 6, 5, 4, 3)}
+        check_memory(self.plan_memory(request), smaller)
+
+    def make_room(self, request: Request) -> None:
+        """Release the transformer after the last step, if the decoder or the next prompt needs its place."""
+        if not all_parts_fit(self.plan_memory(request)):
+            self.release("transformer")
+
+    def _repr_html_(self) -> str:
+        """A table of the parts, which a notebook shows for a model."""
+        heads = "".join(f"<th>{head}</th>" for head in (escape(self.info.name), "weights", "each", "memory", "loaded"))
+        rows = ""
+        for kind, name, part, bits in (
+            (TextEncoder, "text_encoder", "text_encoder", self.bits[1]),
+            (Transformer, "transformer", "transformer", self.bits[0]),
+            (Autoencoder, "autoencoder", "vae", 32),
+        ):
+            count, loaded = count_parameters(kind, self.checkpoint.parts[part][0]), name in self.loaded
+            cells = name.replace("_", " "), f"{count:,}", f"{bits:.3g} bits", f"{count * bits / 8e6:,.0f} MB"
+            rows += "<tr>" + "".join(f"<td>{cell}</td>" for cell in (*cells, "yes" if loaded else "no")) + "</tr>"
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
