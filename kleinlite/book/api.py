@@ -139,9 +139,14 @@ def source_lines(thing: griffe.Object) -> list[str]:
 
 
 def methods(cls: griffe.Class) -> list[tuple[str, griffe.Object]]:
-    """Public methods and the call, each with how it is written: klein.stream(…), Klein.from_pretrained(…)."""
-    found = []
-    for name, method in cls.members.items():
+    """Public methods and the call, each with how it is written: klein.stream(…), Klein.from_pretrained(…).
+
+    Those that a class of this package inherits from another one come after its own.
+    """
+    found, members = [], {}
+    for owner in (cls, *cls.mro()):
+        members |= {name: member for name, member in owner.members.items() if name not in members}
+    for name, method in members.items():
         if not (method.is_function or is_property(method)) or (name[0] == "_" and name != "__call__"):
             continue
         unbound = method.labels & {"classmethod", "staticmethod"}

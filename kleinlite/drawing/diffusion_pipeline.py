@@ -22,15 +22,6 @@ __all__ = ["DiffusionPipeline"]
 class DiffusionPipeline(Parts):
     """A model's parts, and the call that draws with them. A subclass prepares references and makes the steps."""
 
-    @staticmethod
-    def prepare_reference(image: Image.Image) -> Image.Image:
-        """The picture as it will be encoded."""
-        raise NotImplementedError
-
-    def draw_steps(self, request: Request) -> Iterator[Any]:
-        """The loop: from noise to the picture, a step at a time, each with a `preview()`, which ends in the picture."""
-        raise NotImplementedError
-
     @classmethod
     def from_pretrained(
         cls, name: str | Path = "nano", *, quantize: int | str | None = None, dtype: mx.Dtype | None = None,
@@ -88,3 +79,12 @@ class DiffusionPipeline(Parts):
             yield from tqdm(self.draw_steps(request), "drawing", request.steps, leave=False, disable=not progress)
         finally:
             self.make_room(request)
+
+    @staticmethod
+    def prepare_reference(image: Image.Image) -> Image.Image:
+        """The picture as it will be encoded."""
+        raise NotImplementedError
+
+    def draw_steps(self, request: Request) -> Iterator[Any]:
+        """The loop: from noise to the picture, a step at a time, each with a `preview()`, which ends in the picture."""
+        raise NotImplementedError
