@@ -2,7 +2,7 @@
 
 We give every token four coordinates and build the rotation that lets attention feel the distance between them.
 
-Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal 9920c973)
+Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal fb4c1b4a)
 """
 
 import mlx.core as mx
@@ -35,7 +35,7 @@ def rope_table(
 ) -> tuple[mx.array, mx.array]:
     """Cosines and sines of every token's angles: ids (s, 4) → two arrays (s, hd/2), hd = sum(axes).
 
-    Axis a owns axes[a] channels, that is axes[a]/2 angles position·theta^(-2m/axes[a]). float32 always: half precision
+    Axis a owns axes[a] channels, that is axes[a]/2 angles position·theta^(-2r/axes[a]). float32 always: half precision
     cannot hold the angle of position 511.
     """
     angles = [
