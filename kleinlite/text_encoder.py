@@ -1,8 +1,9 @@
 """Text encoder.
 
-We rebuild Qwen3, a language model, and stack what three of its middle layers think about every word of the prompt.
+We rebuild Qwen3, a language model, and stack the outputs of three of its middle layers for every word of the
+prompt.
 
-Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 523ed759)
+Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 66dc5c05)
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ __all__ = [
     "tokenize",
     "TextEncoderConfig",
     "RMSNorm",
-    "Attention",
     "attention_mask",
+    "Attention",
     "MLP",
     "Layer",
     "TextEncoder",
@@ -81,6 +82,12 @@ class RMSNorm(nn.Module):
         return mx.fast.rms_norm(x, self.weight, self._eps)
 
 
+def attention_mask(mask: mx.array) -> mx.array:
+    """True where token i may attend to token j: j ≤ i and j is not padding. (b, m) → (b, 1, m, m)"""
+    m = mask.shape[1]
+    return mx.tri(m, dtype=mx.bool_) & mask[:, None, None, :]
+
+
 class Attention(nn.Module):
     """Causal self-attention with grouped queries and normed queries and keys. (b, m, d) → (b, m, d)"""
 
@@ -102,12 +109,6 @@ class Attention(nn.Module):
         v = split(self.v_proj(x), self._kv_heads)
         y = attention(q, k, v, scale=self._hd**-0.5, mask=mask)  # (b, nh, m, hd)
         return self.o_proj(y.transpose(0, 2, 1, 3).reshape(b, m, -1))
-
-
-def attention_mask(mask: mx.array) -> mx.array:
-    """Who may look at whom: token i at token j if j ≤ i and j is not padding. (b, m) → (b, 1, m, m)"""
-    m = mask.shape[1]
-    return mx.tri(m, dtype=mx.bool_) & mask[:, None, None, :]
 
 
 class MLP(nn.Module):
