@@ -76,7 +76,7 @@ def decimal(text: str) -> float:
 
 
 def quantization(text: str) -> int | str:
-    return int(text) if text.isdigit() else text  # `checkpoints` knows what there is
+    return int(text) if text.isdigit() else text  # `find_packing` knows what there is
 
 
 def make_parser() -> Parser:
@@ -209,30 +209,31 @@ def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
 
 def fetch(model: str, offline: bool) -> None:
     """See that a model's files are on this machine."""
-    from .checkpoints import BUNDLED
-    from .models import download as hub
+    from .models.download import fetch_model
+    from .models.registry import BUNDLED
 
     if model not in BUNDLED and not Path(model).exists():
-        hub.fetch(model, offline=offline)
+        fetch_model(model, offline=offline)
 
 
 def generate(args: argparse.Namespace) -> None:
-    from .checkpoints import ModelInfo
     from .drawing.picture_file import save_picture
     from .drawing.request import check_request
     from .memory import check_memory, plan_released
-    from .models.download import MODELS, local
+    from .models.download import find_cached
     from .models.formats import find_packing
+    from .models.opening import ModelInfo
+    from .models.registry import find_released
     from .pipeline import Klein
 
     model, quantize, arguments = choose(args)
     # What can be found before gigabytes are fetched. The model's own files have the last word, below.
-    distilled = model.lower() in MODELS and MODELS[model.lower()].distilled
-    request = check_request(ModelInfo(model, distilled, size=1024, tokens=512), **arguments)
+    released = find_released(model)
+    request = check_request(ModelInfo(model, bool(released and released.distilled), size=1024, tokens=512), **arguments)
     prompt, seed = request.prompts[0], request.seeds[0]
     find_packing(quantize)
     check_output(args.output or new_name(prompt, seed))
-    if model.lower() in MODELS and not local(model):
+    if released and not find_cached(model):
         plan = lambda setting: plan_released(model, width=request.width, height=request.height, quantize=setting)
         check_memory(plan(quantize), {} if quantize else {bits: plan(bits) for bits in (8, 6, 5, 4, 3)})
     fetch(model, args.offline)
@@ -280,8 +281,7 @@ def show(facts: dict) -> None:
 
 
 def models(args: argparse.Namespace) -> None:
-    from .checkpoints import BUNDLED
-    from .models.download import MODELS, SMALL_DECODER, SMALL_DECODER_BYTES
+    from .models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_BYTES
 
     head = "name", "steps", "parameters", "memory, GB", "download", "licence", "here"
     rows = [head, *map(describe, [*BUNDLED, *MODELS])]
@@ -299,21 +299,22 @@ def models(args: argparse.Namespace) -> None:
 
 
 def describe(name: str) -> tuple[str, ...]:
-    """One row of the table: of a bundled model from its files, of a released one from the catalogue."""
+    """One row of the table: of a bundled model from its files, of a released one from the registry."""
     import mlx.core as mx
 
-    from .checkpoints import ModelInfo, open_checkpoint
     from .memory import count_parameters, plan_checkpoint, plan_released
-    from .models import download as hub
+    from .models.download import find_cached
+    from .models.opening import ModelInfo, open_checkpoint
+    from .models.registry import MODELS
     from .text_encoder import TextEncoder
     from .transformer import Transformer
 
-    model = hub.MODELS.get(name)
+    model = MODELS.get(name)
     if model:
-        distilled, sizes = model.distilled, [model.size.transformer, model.size.text_encoder]
+        distilled, sizes = model.distilled, [model.size.transformer_parameters, model.size.text_encoder_parameters]
         settings = [None] if name.endswith("nvfp4") else [None, 8, 4]
         plans = [plan_released(name, width=512, height=512, quantize=setting) for setting in settings]
-        here = "yes" if hub.local(name) else "no, gated" if model.size.gated else "no"
+        here = "yes" if find_cached(name) else "no, gated" if model.size.gated else "no"
     else:
         try:
             checkpoint = open_checkpoint(name, dtype=mx.float32)
@@ -329,40 +330,40 @@ def describe(name: str) -> tuple[str, ...]:
         f"{steps}, distilled" if distilled else str(steps),
         " + ".join(f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in sizes),
         " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in (plan.peak_bytes for plan in plans)),
-        f"{model.download / 1e9:.1f} GB" if model else "none",
-        model.size.licence if model else "Apache-2.0",
+        f"{model.download_bytes / 1e9:.1f} GB" if model else "none",
+        model.size.license if model else "Apache-2.0",
         here,
     )
 
 
 def download(args: argparse.Namespace) -> None:
-    from .checkpoints import BUNDLED
-    from .models import download as hub
+    from .models.download import download_model, find_cached
+    from .models.registry import BUNDLED
 
     if args.model in BUNDLED:
         return print(f"{args.model} comes with kleinlite: there is nothing to download.")
     if Path(args.model).exists():
         raise ValueError(f"{args.model} is on this machine already: name a model of `kleinlite models`, or owner/name.")
-    hub.download(args.model)
-    print(hub.local(args.model))
+    download_model(args.model)
+    print(find_cached(args.model))
 
 
 def quantize(args: argparse.Namespace) -> None:
     import mlx.core as mx
 
-    from .checkpoints import open_checkpoint
     from .models.export import quantize_model
     from .models.formats import find_packing
+    from .models.opening import open_checkpoint
 
     if (args.bits is None) == (args.mode is None):
         args.parser.error("give either --bits N or --mode MODE: kleinlite quantize 4b klein-4bit --bits 4")
-    wish, out = args.bits or args.mode, args.output
-    bits = find_packing(wish).bits_per_weight
+    quantize, out = args.mode if args.bits is None else args.bits, args.output
+    bits = find_packing(quantize).bits_per_weight
     if os.path.lexists(out):
         raise ValueError(f"{out} is there already: name a new folder.")
     check_folder(out.parent)
     fetch(args.model, args.offline)
-    checkpoint = open_checkpoint(args.model, dtype=mx.bfloat16, quantize=wish)  # refuses what does not fit
+    checkpoint = open_checkpoint(args.model, dtype=mx.bfloat16, quantize=quantize)  # refuses what does not fit
     weights = [w for kind in ("transformer", "text_encoder") for w in checkpoint.weights(kind).values()]
     needed = sum(math.prod(w.shape) for w in weights) * bits / 8
     free = shutil.disk_usage(out.parent).free
@@ -371,9 +372,9 @@ def quantize(args: argparse.Namespace) -> None:
             f"{out} will take {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB left: make room there, or "
             "name a folder on another disk."
         )
-    quantize_model(args.model, out, wish, progress=sys.stderr.isatty())
+    quantize_model(args.model, out, quantize, progress=sys.stderr.isatty())
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    print(f"{out}: {args.model} in {in_words(wish)}, {size / 1e6:,.1f} MB")
+    print(f"{out}: {args.model} in {in_words(quantize)}, {size / 1e6:,.1f} MB")
 
 
 def train(args: argparse.Namespace) -> None:

@@ -18,11 +18,11 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .autoencoder import Autoencoder, AutoencoderConfig
-from .checkpoints import SMALL, Checkpoint
 from .cpu import STRIP
-from .models import download as hub
-from .models.configs import RELEASED
+from .models.configs import RELEASED_CONFIGS
 from .models.formats import find_packing
+from .models.opening import SMALL_PART_BYTES, Checkpoint
+from .models.registry import MODELS
 from .text_encoder import TextEncoder, TextEncoderConfig
 from .transformer import Transformer, TransformerConfig
 
@@ -102,9 +102,10 @@ def plan_checkpoint(
 
 def plan_released(name: str, *, width: int, height: int, quantize: int | str | None = None) -> MemoryPlan:
     """`plan_memory` for a released model by its name, known before its files are here."""
-    model = hub.MODELS[name.lower()]
-    configs = *RELEASED["4b" if model.size is hub.B4 else "9b"], AutoencoderConfig()
-    bits = find_packing(quantize).bits_per_weight if quantize else (8 * model.weights / model.size.transformer, 16)
+    model = MODELS[name.lower()]
+    configs = *RELEASED_CONFIGS[model.size.name], AutoencoderConfig()
+    stored = 8 * model.transformer_bytes / model.size.transformer_parameters, 16
+    bits = find_packing(quantize).bits_per_weight if quantize else stored
     return plan_memory(*configs, width=width, height=height, bits=bits)
 
 
@@ -115,7 +116,7 @@ def bits_per_weight(checkpoint: Checkpoint) -> tuple[float, float]:
     found = []
     for name, kind in (("transformer", Transformer), ("text_encoder", TextEncoder)):
         found.append(8.0 * checkpoint.dtype.size)  # at most: wider weights, and those of small parts, are cast
-        if checkpoint.nbytes(name) >= SMALL:
+        if checkpoint.nbytes(name) >= SMALL_PART_BYTES:
             stored = [getattr(w, "tensors", {"": w}).values() for w in checkpoint.weights(name).values()]
             bits = 8 * sum(w.nbytes for arrays in stored for w in arrays)
             found[-1] = min(found[-1], bits / count_parameters(kind, checkpoint.parts[name][0]))

@@ -14,7 +14,7 @@ import mlx.core as mx
 import torch
 from run_diffusers import draw, load
 
-from kleinlite.checkpoints import find_folder, part
+from kleinlite.models.opening import find_model, part_folder
 from kleinlite.sampling import noise
 
 HERE = Path(__file__).parent
@@ -31,10 +31,10 @@ CASES = {
 
 def whole(name: str, to: Path) -> Path:
     """A folder with all parts, as diffusers wants them: nano-base's own and those it shares with nano."""
-    folder = find_folder(name)
+    folder = find_model(name)
     shutil.copy(folder / "model_index.json", to)
     for p in PARTS:
-        shutil.copytree(part(folder, p), to / p)
+        shutil.copytree(part_folder(folder, p), to / p)
     return to
 
 

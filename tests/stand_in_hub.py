@@ -55,6 +55,7 @@ class StandIn(ThreadingHTTPServer):
 
     `cut["file"] = [n, …]`: answers with that file's bytes end, with the connection, after n bytes. `hang["file"] = n`:
     after n bytes nothing comes any more; `hanging` tells that it is so, and `release` ends it.
+    `bodies["file"]`: what is sent in its place.
     `down`: nothing works but what is said about repositories; `falls`: that is so after a cut.
     `token`: who sends it may have gated files.
     """
@@ -67,6 +68,7 @@ class StandIn(ThreadingHTTPServer):
         self.requests: list[Request] = []
         self.cut: dict[str, list[int]] = {}
         self.hang: dict[str, int] = {}
+        self.bodies: dict[str, bytes] = {}
         self.hanging, self.release = threading.Event(), threading.Event()
         self.down = self.falls = False
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -110,7 +112,7 @@ class Answer(BaseHTTPRequestHandler):
         if self.server.down:
             return self.refuse(503, "", "Service Unavailable")
         if stored:
-            return self.content(stored[2], repo.files[stored[2]])
+            return self.content(stored[2], self.server.bodies.get(stored[2], repo.files[stored[2]]))
         if repo.gated and self.headers.get("Authorization") != f"Bearer {self.server.token}":
             return self.refuse(401, "GatedRepo", "Access to this model is restricted")
         if file[2] not in ("main", repo.commit):

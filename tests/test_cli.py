@@ -17,10 +17,10 @@ from stand_in_hub import TINY, Repository
 
 from kleinlite import __version__, picture_info, pipeline
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.checkpoints import BUNDLED
 from kleinlite.cli import main
-from kleinlite.models.download import MODELS, fetch
+from kleinlite.models.download import fetch_model
 from kleinlite.models.export import save_encoders, save_transformer
+from kleinlite.models.registry import BUNDLED, MODELS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.training import initialise, train_tokenizer
 from kleinlite.transformer import Transformer, TransformerConfig
@@ -341,7 +341,7 @@ def test_a_model_in_one_file_is_fetched_and_draws(hub, here, capsys):
     options = ["--size", "64x64", "--seed", 7]
     assert run("generate", PROMPT, "--model", "4b-fp8", *options, "-o", "a.png") == 0
     assert picture_info("a.png")["model"] == "4b-fp8"
-    assert not hub.asked("transformer/") and fetch("4b-fp8", offline=True).name == model.file
+    assert not hub.asked("transformer/") and fetch_model("4b-fp8", offline=True).name == model.file
     assert run("generate", PROMPT, "--model", "4b", *options, "-o", "b.png") == 0
     assert pixels("a.png") == pixels("b.png")
 
@@ -359,7 +359,7 @@ def test_what_quantize_writes_can_be_shared(hub, here, capsys):
 def test_download_tells_what_and_where(hub, here, capsys):
     assert run("download", "4b") == 0
     out, err = capsys.readouterr()
-    assert Path(out.strip()) == fetch("4b", offline=True) and out.count("\n") == 1
+    assert Path(out.strip()) == fetch_model("4b", offline=True) and out.count("\n") == 1
     assert "licence Apache-2.0" in err and str(hub.cache) in err
     hub.requests.clear()
     assert run("download", "4b") == 0 and not hub.asked("")

@@ -14,16 +14,10 @@ from mlx.utils import tree_unflatten
 from tokenizers import Tokenizer
 
 from kleinlite.autoencoder import Autoencoder, pack
-from kleinlite.checkpoints import (
-    autoencoder_config,
-    autoencoder_sources,
-    for_folder,
-    match,
-    text_encoder_config,
-    text_encoder_sources,
-    transformer_config,
-    transformer_sources,
-)
+from kleinlite.checkpoints import match
+from kleinlite.models.configs import parse_autoencoder_config, parse_text_encoder_config, parse_transformer_config
+from kleinlite.models.export import to_released
+from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from kleinlite.position_ids import image_ids, reference_ids, rope_table, text_ids
 from kleinlite.text_encoder import TextEncoder, tokenize
 from kleinlite.transformer import Transformer, time_features
@@ -39,9 +33,9 @@ def fill(k: int, shape, scale: float = 1.0, off: float = 0.0) -> mx.array:
     return (off + scale * (h / 2**31 - 1)).reshape(shape)
 
 
-def filled(module: nn.Module, sources, table: dict) -> nn.Module:
+def filled(module: nn.Module, rules, table: dict) -> nn.Module:
     """The module with these weights; k counts the released names in alphabetical order."""
-    arrays = for_folder(module, sources, mx.float32)
+    arrays = to_released(module, rules, mx.float32)
     assert len(arrays) == table["tensors"]
     for k, (name, w) in enumerate(sorted(arrays.items())):
         if name in ("bn.running_mean", "bn.running_var"):
@@ -50,7 +44,7 @@ def filled(module: nn.Module, sources, table: dict) -> nn.Module:
             arrays[name] = fill(k, w.shape, 0.2, 1.0)
         else:
             arrays[name] = fill(k, w.shape, table["scale"])
-    module.update(tree_unflatten(list(match(module, arrays, sources).items())))
+    module.update(tree_unflatten(list(match(module, arrays, rules).items())))
     return module.eval()
 
 
@@ -93,7 +87,7 @@ def test_rope():
 def test_dit(run):
     table = TABLE["dit"]
     config = table["config"] | {"timestep_guidance_channels": 256}
-    model = filled(Transformer(transformer_config(config)), transformer_sources, table)
+    model = filled(Transformer(parse_transformer_config(config)), TRANSFORMER_NAMES, table)
     img, txt, ref = (fill(x["k"], [1, *x["shape"]]) for x in map(table["inputs"].get, ("img", "txt", "ref")))
     n, ids = img.shape[1], image_ids(*table["inputs"]["img"]["grid"])
     if run == "reference":
@@ -106,8 +100,8 @@ def test_dit(run):
 
 def test_qwen3():
     table = TABLE["qwen3"]
-    config = text_encoder_config(table["config"] | {"tie_word_embeddings": True}, {})
-    model = filled(TextEncoder(config), text_encoder_sources, table)
+    config = parse_text_encoder_config(table["config"] | {"tie_word_embeddings": True}, {})
+    model = filled(TextEncoder(config), TEXT_ENCODER_NAMES, table)
     ids, mask = (mx.array([table["inputs"][x]]) for x in ("ids", "mask"))
     states = model.hidden_states(ids, mask.astype(mx.bool_), 2)
     compare(table, "hidden_states.1", states[1])
@@ -117,7 +111,7 @@ def test_qwen3():
 
 def test_vae():
     table, c = TABLE["vae"], TABLE["vae"]["config"]
-    model = filled(Autoencoder(autoencoder_config(c)), autoencoder_sources, table)
+    model = filled(Autoencoder(parse_autoencoder_config(c)), AUTOENCODER_NAMES, table)
     pixels = nhwc(fill(table["inputs"]["image"]["k"], table["inputs"]["image"]["shape"]))
     mean = model.encoder(pixels)[..., : c["latent_channels"]]
     compare(table, "mean", nchw(mean))

@@ -15,7 +15,7 @@ from stand_in_hub import Repository, released
 from test_cli import PROMPT, run, save_tiny
 
 from kleinlite import pipeline
-from kleinlite.models.download import MODELS
+from kleinlite.models.registry import MODELS
 
 MADE = {"model": "nano", "prompt": PROMPT, "seed": 1, "steps": 4, "guidance": 1.0}
 MADE |= {"negative_prompt": "", "width": 64, "height": 64, "references": 0}
@@ -348,7 +348,7 @@ def test_damaged_weights(part, unusable, tiny):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000000\n"
     for damaged in (b"", data[:5], data[:100], pointer, data[:20] + b"\xff" + data[21:]):
         path.write_bytes(damaged)
-        unusable(f"{path} not a safetensors file damaged: download it again")
+        unusable(f"{path} not a safetensors file damaged download it again")
     for length in (len(data) // 2, len(data) - 1):  # the second is what a stopped download leaves
         path.write_bytes(data[:length])
         unusable(f"{path} {length:,} of {len(data):,} bytes missing download it again")
@@ -358,13 +358,13 @@ def test_damaged_weights(part, unusable, tiny):
 def test_weights_with_a_strange_header(header, unusable, tiny):
     path = tiny / "vae" / WEIGHTS["vae"]
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    unusable(f"{path} not a safetensors file damaged: download it again")
+    unusable(f"{path} not a safetensors file damaged download it again")
 
 
 def test_weights_of_an_unknown_type(unusable, tiny):
     path = tiny / "transformer" / WEIGHTS["transformer"]
     path.write_bytes(path.read_bytes().replace(b'"F16"', b'"F99"', 1))
-    unusable(f"MLX cannot read {path} F99")
+    unusable(f"{path} not a safetensors file F99 download it again")
 
 
 @PARTS
@@ -487,7 +487,7 @@ def test_a_download_that_is_cut(hub, capsys):
     hub.cut["vae/diffusion_pytorch_model.safetensors"], hub.falls = [10_000], True
     assert run("generate", PROMPT, "--model", "4b", "-o", "x.png") == 2
     sentence = capsys.readouterr().err.splitlines()[-1]
-    assert sentence.startswith(f"kleinlite: {REPO} could not be fetched") and "10.0 kB of the file are kept" in sentence
+    assert sentence.startswith(f"kleinlite: {REPO} could not be fetched")
     assert not Path("x.png").exists()
 
 
@@ -530,7 +530,7 @@ def test_quantize_fails_halfway(tiny, refused, monkeypatch):
         assert any(path.name != "tiny" for path in Path().iterdir())  # the draft, which must go
         raise OSError(errno.ENOSPC, "No space left on device", "x")
 
-    monkeypatch.setattr("kleinlite.models.export.write_weights", full)
+    monkeypatch.setattr("kleinlite.models.export.write_safetensors", full)
     refused("x: No space left on device.", "quantize", tiny, "out", "--bits", "4")
     assert {path.name for path in Path().iterdir()} == {"tiny"}
 

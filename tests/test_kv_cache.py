@@ -18,8 +18,9 @@ from test_closed_form import TABLE, compare, fill as formula, filled
 from test_pipeline_golden import gradients, levels
 
 from kleinlite import kv_cache
-from kleinlite.checkpoints import transformer_config, transformer_sources
 from kleinlite.kv_cache import cached_attention, cached_velocity_field, extract_kv
+from kleinlite.models.configs import parse_transformer_config
+from kleinlite.models.names import TRANSFORMER_NAMES
 from kleinlite.pipeline import Klein, encode_references, prepare_reference, velocity_field
 from kleinlite.position_ids import image_ids, reference_ids, text_ids
 from kleinlite.transformer import Transformer, TransformerConfig
@@ -36,7 +37,7 @@ golden = cache(Golden)
 def transformer() -> Transformer:
     g = golden("transformer")
     config = g.config["model"] | {"timestep_guidance_channels": 256}
-    return fill(Transformer(transformer_config(config)), g.under("model.weight"))
+    return fill(Transformer(parse_transformer_config(config)), g.under("model.weight"))
 
 
 @cache
@@ -73,8 +74,8 @@ def test_closed_form(run):
     """The reference's own numbers, from modules in float64 whose weights follow a formula."""
     table = TABLE["dit"]
     model = filled(
-        Transformer(transformer_config(table["config"] | {"timestep_guidance_channels": 256})),
-        transformer_sources,
+        Transformer(parse_transformer_config(table["config"] | {"timestep_guidance_channels": 256})),
+        TRANSFORMER_NAMES,
         table,
     )
     img, txt, ref = (formula(x["k"], [1, *x["shape"]]) for x in map(table["inputs"].get, ("img", "txt", "ref")))

@@ -12,10 +12,10 @@ from test_keys import TEXT_ENCODERS, TRANSFORMERS
 from kleinlite import memory
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.bench import picture
-from kleinlite.checkpoints import open_checkpoint
 from kleinlite.memory import MemoryPlan, check_memory, count_parameters, plan_memory
-from kleinlite.models.configs import RELEASED
-from kleinlite.models.download import MODELS
+from kleinlite.models.configs import RELEASED_CONFIGS
+from kleinlite.models.opening import open_checkpoint
+from kleinlite.models.registry import MODELS
 from kleinlite.pipeline import Klein
 from kleinlite.quantisation import PACKINGS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
@@ -24,7 +24,7 @@ from kleinlite.transformer import Transformer
 
 def test_parameters_are_those_of_the_released_models():
     for name, text, expected in (("4b", "4b", 3_875_544_576), ("9b", "8b", 9_078_581_248)):
-        cfg, text_cfg = RELEASED[name]
+        cfg, text_cfg = RELEASED_CONFIGS[name]
         assert count_parameters(Transformer, cfg) == expected
         assert cfg.d_text == TRANSFORMERS[name]["joint_attention_dim"] == 3 * text_cfg.d
         assert text_cfg.d_mlp == TEXT_ENCODERS[text]["intermediate_size"]
@@ -32,7 +32,7 @@ def test_parameters_are_those_of_the_released_models():
 
 
 def test_the_plan_is_arithmetic():
-    configs = *RELEASED["4b"], AutoencoderConfig()
+    configs = *RELEASED_CONFIGS["4b"], AutoencoderConfig()
     small, large = (plan_memory(*configs, width=side, height=side, cpu=False) for side in (512, 1024))
     assert small[:3] == large[:3] and large.decode == 4 * small.decode == 6 * 4 * 1024 * 1024 * 256
     half = plan_memory(*configs, width=512, height=512, bits=(4.5, 8.5), cpu=False)
@@ -73,7 +73,7 @@ def test_bits_are_counted_in_the_files():
 
 
 def test_bits_of_a_large_part_are_those_of_its_files(monkeypatch):
-    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(memory, "SMALL_PART_BYTES", 0)
     checkpoint = open_checkpoint("nano", dtype=mx.float32)
     assert all(abs(bits - 16) < 0.1 for bits in memory.bits_per_weight(checkpoint))  # float16
 
@@ -98,7 +98,7 @@ MACS = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)
 
 def precisions(size: str) -> dict[str, tuple[float, float]]:
     """Bits per weight of the transformer and of the text encoder in each row of the page."""
-    file = lambda kind: (8 * MODELS[f"{size}-{kind}"].weights / MODELS[size].size.transformer, 16)
+    file = lambda kind: (8 * MODELS[f"{size}-{kind}"].transformer_bytes / MODELS[size].size.transformer_parameters, 16)
     packed = {f"{q} bits": (PACKINGS[q].bits_per_weight,) * 2 for q in (8, 6, 5, 4, 3)}
     return {"bfloat16": (16, 16), "FP8 file": file("fp8"), **packed, "NVFP4 file": file("nvfp4")}
 
@@ -111,7 +111,7 @@ def fits(needed: float) -> str:
 def expected_table() -> list[str]:
     lines = []
     for size, names in (("4b", "`4b`, `base-4b`"), ("9b", "`9b`, `base-9b`, `9b-kv`")):
-        configs = *RELEASED[size], AutoencoderConfig()
+        configs = *RELEASED_CONFIGS[size], AutoencoderConfig()
         for precision, bits in precisions(size).items():
             plans = [plan_memory(*configs, width=side, height=side, bits=bits, cpu=False) for side in (512, 1024)]
             on_cpu = plan_memory(*configs, width=512, height=512, bits=bits, cpu=True)
@@ -129,7 +129,7 @@ def test_the_page_says_what_the_plan_says():
 
 
 def test_weights_on_the_page_are_counted_right():
-    (small, text), (large, text8) = RELEASED["4b"], RELEASED["9b"]
+    (small, text), (large, text8) = RELEASED_CONFIGS["4b"], RELEASED_CONFIGS["9b"]
     whole = lambda cfg: sum(w.size for _, w in tree_flatten(TextEncoder(cfg).parameters()))
     used = lambda cfg: count_parameters(TextEncoder, cfg) - cfg.d  # the last norm is not read either
     autoencoder = count_parameters(Autoencoder, AutoencoderConfig())

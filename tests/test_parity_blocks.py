@@ -11,12 +11,12 @@ from golden_tools import LOOSE, TIGHT, Golden, check, fill, nchw, nhwc
 
 from kleinlite import (
     autoencoder as ae,
-    checkpoints,
     position_ids as pos,
     sampling,
     text_encoder as te,
     transformer as dit,
 )
+from kleinlite.models import configs
 
 cases = pytest.mark.parametrize("case", ["ordinary", "small"])  # inputs of size 1 and of 0.01
 golden = cache(Golden)
@@ -61,7 +61,7 @@ def test_autoencoder_upsample(case):
 def autoencoder(name: str) -> ae.Autoencoder:
     """The whole autoencoder; the file of the small decoder holds only the weights that differ."""
     weights = golden("autoencoder").under("autoencoder.weight") | golden(name).under("autoencoder.weight")
-    return fill(ae.Autoencoder(checkpoints.autoencoder_config(golden(name).config["autoencoder"])), weights)
+    return fill(ae.Autoencoder(configs.parse_autoencoder_config(golden(name).config["autoencoder"])), weights)
 
 
 @cases
@@ -132,7 +132,7 @@ def test_position_ids_rope(name):
 @cache
 def text_config() -> te.TextEncoderConfig:
     c = golden("text_encoder").config["qwen3"]
-    return checkpoints.text_encoder_config(c, {"text_encoder_out_layers": c["feature_layers"]})
+    return configs.parse_text_encoder_config(c, {"text_encoder_out_layers": c["feature_layers"]})
 
 
 @cache
@@ -298,7 +298,7 @@ def test_transformer_final_layer(case):
 def transformer() -> dit.Transformer:
     g = golden("transformer")
     config = g.config["model"] | {"timestep_guidance_channels": 256}
-    return fill(dit.Transformer(checkpoints.transformer_config(config)), g.under("model.weight"))
+    return fill(dit.Transformer(configs.parse_transformer_config(config)), g.under("model.weight"))
 
 
 @pytest.mark.parametrize("i", range(5))

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,11 +26,18 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
-from ..checkpoints import autoencoder_sources, find_folder, for_folder, text_encoder_sources, transformer_sources
 from ..drawing.request import check_request
 from ..memory import MemoryPlan, all_parts_fit, count_parameters
-from ..models.configs import RELEASED, autoencoder_json, model_index, text_encoder_json, transformer_json
-from ..models.export import shards, write_weights
+from ..models.configs import (
+    RELEASED_CONFIGS,
+    format_autoencoder_config,
+    format_model_index,
+    format_text_encoder_config,
+    format_transformer_config,
+)
+from ..models.export import split_shards, to_released, write_safetensors
+from ..models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
+from ..models.opening import find_model
 from ..pipeline import Klein
 from ..quantisation import PACKINGS
 from ..text_encoder import TextEncoder, TextEncoderConfig
@@ -55,32 +61,33 @@ def random_weights(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def write_part(
-    folder: Path, module: nn.Module, sources: Callable[[str], list[str]], stem: str, config: dict, limit: int
+    folder: Path, module: nn.Module, rules: list[tuple[str, ...]], stem: str, config: dict, limit: int
 ) -> None:
     """One part's folder: config.json, and its weights in files of at most `limit` bytes with an index."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    portions = list(shards(random_weights(for_folder(module, sources, mx.bfloat16)), limit))
+    portions = list(split_shards(random_weights(to_released(module, rules, mx.bfloat16)), limit))
     files = [f"{stem}-{i:05}-of-{len(portions):05}.safetensors" for i in range(1, len(portions) + 1)]
     files = files if len(files) > 1 else [f"{stem}.safetensors"]
     places = {name: file for file, portion in zip(files, portions) for name in portion}
     if len(files) > 1:
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     for file, portion in zip(files, portions):
-        write_weights(folder / file, portion, mx.clear_cache)
+        write_safetensors(folder / file, portion, mx.clear_cache)
 
 
 def write_model(folder: Path, cfg: TransformerConfig, text_cfg: TextEncoderConfig, vae: AutoencoderConfig) -> None:
     """A random model's folder as the released ones are: bfloat16, shards of 5 and 10 GB; with nano's tokenizer."""
     stem = "diffusion_pytorch_model"
-    write_part(folder / "vae", Autoencoder(vae), autoencoder_sources, stem, autoencoder_json(vae, 1024), 10**10)
-    write_part(folder / "transformer", Transformer(cfg), transformer_sources, stem, transformer_json(cfg), 10**10)
-    config = text_encoder_json(text_cfg)
-    write_part(folder / "text_encoder", TextEncoder(text_cfg), text_encoder_sources, "model", config, 5 * 10**9)
+    write_part(folder / "vae", Autoencoder(vae), AUTOENCODER_NAMES, stem, format_autoencoder_config(vae, 1024), 10**10)
+    config = format_transformer_config(cfg)
+    write_part(folder / "transformer", Transformer(cfg), TRANSFORMER_NAMES, stem, config, 10**10)
+    config = format_text_encoder_config(text_cfg)
+    write_part(folder / "text_encoder", TextEncoder(text_cfg), TEXT_ENCODER_NAMES, "model", config, 5 * 10**9)
     (folder / "tokenizer").mkdir()
-    tokenizer = find_folder("nano") / "tokenizer" / "tokenizer.json"
+    tokenizer = find_model("nano") / "tokenizer" / "tokenizer.json"
     (folder / "tokenizer" / "tokenizer.json").write_bytes(tokenizer.read_bytes())
-    (folder / "model_index.json").write_text(json.dumps(model_index(text_cfg, distilled=True)))
+    (folder / "model_index.json").write_text(json.dumps(format_model_index(text_cfg, distilled=True)))
 
 
 # ---------------------------------------------------------------- measuring
@@ -224,7 +231,7 @@ def full(model: str, folder: Path, size: int, steps: int) -> None:
     """Write a random model and print its ledger in three precisions, each in a process of its own."""
     if not (folder / "model_index.json").exists():
         print(f"writing a random {model} ...", file=sys.stderr)
-        write_model(folder, *RELEASED[model], AutoencoderConfig())
+        write_model(folder, *RELEASED_CONFIGS[model], AutoencoderConfig())
     for quantize in ([], ["--quantize", "8"], ["--quantize", "4"]):
         options = [str(folder), *quantize, f"--size={size}", f"--steps={steps}"]
         subprocess.run([sys.executable, "-m", "kleinlite.bench.picture", *options], check=True)
@@ -236,7 +243,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quantize", choices=[str(q) for q in PACKINGS], help="bits per weight, or a format")
     parser.add_argument("--size", type=int, help="height and width in pixels, a multiple of 16")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--full", choices=list(RELEASED), nargs="?", const="4b", help="a random model of this size")
+    parser.add_argument("--full", choices=[*RELEASED_CONFIGS], nargs="?", const="4b", help="a random model of its size")
     parser.add_argument("--keep", type=Path, help="with --full: write it into this folder, or take it from there")
     args = parser.parse_args(arguments)
     if not args.full:

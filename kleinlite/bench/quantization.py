@@ -22,8 +22,8 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..checkpoints import open_checkpoint
 from ..models.formats import load_weights
+from ..models.opening import open_checkpoint
 from ..pipeline import Klein, to_pixels
 from ..position_ids import rope_table
 from ..quantisation import PACKINGS, Packed, Packing, pack_matrix, quantize, unpacked, worth_packing

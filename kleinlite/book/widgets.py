@@ -31,8 +31,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from .. import transformer
-from ..checkpoints import ModelInfo
 from ..cpu import softmax
+from ..models.opening import ModelInfo
 from ..pipeline import Klein, Step, prepare_reference, to_images, to_pixels
 from ..position_ids import apply_rope, image_ids, rope_table
 from ..sampling import empirical_mu, schedule

@@ -10,8 +10,8 @@ import mlx.core as mx
 from PIL import Image
 from tqdm.auto import tqdm
 
-from ..checkpoints import open_checkpoint
 from ..memory import compute_dtype
+from ..models.opening import open_checkpoint
 from ..quantisation import PACKINGS
 from .parts import Parts
 from .request import Request, check_request

@@ -9,8 +9,8 @@ import mlx.nn as nn
 from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder
-from ..checkpoints import Checkpoint
 from ..memory import MemoryPlan, all_parts_fit, bits_per_weight, check_memory, count_parameters, plan_checkpoint
+from ..models.opening import Checkpoint
 from ..quantisation import PACKINGS
 from ..text_encoder import TextEncoder, tokenize
 from ..transformer import Transformer

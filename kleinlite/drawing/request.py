@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 from PIL import Image
 
-from ..checkpoints import ModelInfo
+from ..models.opening import ModelInfo
 
 __all__ = ["Request", "check_request"]
 

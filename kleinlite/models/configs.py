@@ -11,13 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..autoencoder import AutoencoderConfig
+from ..checkpoints import read_header
 from ..text_encoder import TextEncoderConfig
 from ..transformer import TransformerConfig
-from . import download as hub
+from .files import check_weights_file, read_json
+from .registry import MODELS
 
 # ---------------------------------------------------------------- the released sizes
 
-RELEASED = {  # transformer and text encoder
+RELEASED_CONFIGS = {  # transformer and text encoder
     "4b": (TransformerConfig(), TextEncoderConfig()),
     "9b": (
         TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=12288),
@@ -28,7 +30,7 @@ RELEASED = {  # transformer and text encoder
 # ---------------------------------------------------------------- config.json → dataclass
 
 
-def autoencoder_config(c: dict) -> AutoencoderConfig:
+def parse_autoencoder_config(c: dict) -> AutoencoderConfig:
     return AutoencoderConfig(
         channels=tuple(c["block_out_channels"]),
         decoder_channels=tuple(c["decoder_block_out_channels"]) if c.get("decoder_block_out_channels") else None,
@@ -39,7 +41,7 @@ def autoencoder_config(c: dict) -> AutoencoderConfig:
     )
 
 
-def text_encoder_config(c: dict, index: dict) -> TextEncoderConfig:
+def parse_text_encoder_config(c: dict, index: dict) -> TextEncoderConfig:
     # transformers 5 moved rope_theta into a dictionary; the released files have it at the top.
     theta = c["rope_theta"] if "rope_theta" in c else c["rope_parameters"]["rope_theta"]
     return TextEncoderConfig(
@@ -58,7 +60,7 @@ def text_encoder_config(c: dict, index: dict) -> TextEncoderConfig:
     )
 
 
-def transformer_config(c: dict) -> TransformerConfig:
+def parse_transformer_config(c: dict) -> TransformerConfig:
     return TransformerConfig(
         double_blocks=c["num_layers"],
         single_blocks=c["num_single_layers"],
@@ -76,17 +78,17 @@ def transformer_config(c: dict) -> TransformerConfig:
 # What no shape shows (θ, the groups of a norm, epsilons) is taken from the released models.
 
 
-def counted(names: Iterable[str], pattern: str) -> int:
+def count_numbered(names: Iterable[str], pattern: str) -> int:
     """How many numbers a list is numbered with: one more than the highest found in brackets."""
     return 1 + max((int(m[1]) for name in names if (m := re.match(pattern, name))), default=-1)
 
 
-def transformer_from(shapes: dict[str, list[int]]) -> TransformerConfig:
+def infer_transformer_config(shapes: dict[str, list[int]]) -> TransformerConfig:
     """A transformer's numbers from the shapes in a single file."""
     hd, d = shapes["single_blocks.0.norm.query_norm.scale"][0], shapes["img_in.weight"][0]
     return TransformerConfig(
-        double_blocks=counted(shapes, r"double_blocks\.(\d+)\."),
-        single_blocks=counted(shapes, r"single_blocks\.(\d+)\."),
+        double_blocks=count_numbered(shapes, r"double_blocks\.(\d+)\."),
+        single_blocks=count_numbered(shapes, r"single_blocks\.(\d+)\."),
         heads=d // hd,
         axes=(hd // 4,) * 4,
         d_latent=shapes["img_in.weight"][1],
@@ -96,7 +98,7 @@ def transformer_from(shapes: dict[str, list[int]]) -> TransformerConfig:
     )
 
 
-def autoencoder_from(shapes: dict[str, list[int]]) -> AutoencoderConfig:
+def infer_autoencoder_config(shapes: dict[str, list[int]]) -> AutoencoderConfig:
     """An autoencoder's numbers from the shapes in a single file, in the file's own set of names or the folders'."""
     ours = "encoder.down.0.block.0.conv1.weight" in shapes
     down, up = "encoder.down.{}.block.0.conv1.weight", "decoder.up.{}.block.0.conv1.weight"
@@ -106,7 +108,7 @@ def autoencoder_from(shapes: dict[str, list[int]]) -> AutoencoderConfig:
     return AutoencoderConfig(
         channels=tuple(shapes[down.format(i)][0] for i in levels),
         decoder_channels=tuple(shapes[up.format(i if ours else 3 - i)][0] for i in levels),
-        layers=counted(shapes, r"encoder\.down(?:_blocks)?\.0\.(?:block|resnets)\.(\d+)\."),
+        layers=count_numbered(shapes, r"encoder\.down(?:_blocks)?\.0\.(?:block|resnets)\.(\d+)\."),
         latent_channels=shapes["encoder.quant_conv.weight" if ours else "quant_conv.weight"][0] // 2,
     )
 
@@ -114,7 +116,7 @@ def autoencoder_from(shapes: dict[str, list[int]]) -> AutoencoderConfig:
 # ---------------------------------------------------------------- dataclass → config.json
 
 
-def transformer_json(cfg: TransformerConfig) -> dict:
+def format_transformer_config(cfg: TransformerConfig) -> dict:
     return {
         "_class_name": "Flux2Transformer2DModel", "attention_head_dim": cfg.hd, "axes_dims_rope": list(cfg.axes),
         "eps": 1e-6, "guidance_embeds": False, "in_channels": cfg.d_latent, "joint_attention_dim": cfg.d_text,
@@ -124,7 +126,7 @@ def transformer_json(cfg: TransformerConfig) -> dict:
     }  # fmt: skip
 
 
-def autoencoder_json(cfg: AutoencoderConfig, size: int) -> dict:
+def format_autoencoder_config(cfg: AutoencoderConfig, size: int) -> dict:
     levels = len(cfg.channels)
     narrow = {"decoder_block_out_channels": list(cfg.decoder_channels)} if cfg.decoder_channels else {}
     return narrow | {
@@ -137,7 +139,7 @@ def autoencoder_json(cfg: AutoencoderConfig, size: int) -> dict:
     }  # fmt: skip
 
 
-def text_encoder_json(cfg: TextEncoderConfig) -> dict:
+def format_text_encoder_config(cfg: TextEncoderConfig) -> dict:
     return {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": cfg.vocab, "hidden_size": cfg.d,
         "intermediate_size": cfg.d_mlp, "num_hidden_layers": cfg.layers, "num_attention_heads": cfg.heads,
@@ -147,7 +149,7 @@ def text_encoder_json(cfg: TextEncoderConfig) -> dict:
     }  # fmt: skip
 
 
-def model_index(cfg: TextEncoderConfig, distilled: bool) -> dict:
+def format_model_index(cfg: TextEncoderConfig, distilled: bool) -> dict:
     return {
         "_class_name": "Flux2KleinPipeline", "_diffusers_version": "0.37.0", "is_distilled": distilled,
         "max_sequence_length": cfg.tokens, "text_encoder_out_layers": list(cfg.taps),
@@ -160,7 +162,7 @@ def model_index(cfg: TextEncoderConfig, distilled: bool) -> dict:
 # ---------------------------------------------------------------- other models
 
 
-STRANGERS = {
+SIGNS = {  # tensors and words that only these models have
     "FLUX.1": ("vector_in.in_layer.weight", "double_blocks.0.img_mod.lin.weight", "pooled_projection_dim"),
     "FLUX.2 [dev]": ("guidance_in.in_layer.weight", "time_guidance_embed.guidance_embedder.linear_1.weight"),
 }
@@ -172,14 +174,50 @@ CLASSES = {
 }
 
 
-def stranger(path: Path, found: dict) -> None:
-    """Refuse another model by its name, from its index, a config or a header."""
-    who = next((who for who, signs in STRANGERS.items() if any(sign in found for sign in signs)), None)
+def unsupported_model(found: dict) -> str | None:
+    """The name of another model whose index, config or header this is; None if it may be klein's."""
+    who = next((who for who, signs in SIGNS.items() if any(sign in found for sign in signs)), None)
     for name in (found.get("_class_name"), *(found.get("architectures") or ())):
         if isinstance(name, str):
             known = ("Flux2Klein", "Flux2Transformer", "AutoencoderKLFlux2", "Qwen")
             who = who or CLASSES.get(name) or (None if name.startswith(known) else f"a {name}")
     if found.get("joint_attention_dim") == 15360 or found.get("num_single_layers") == 48:
         who = "FLUX.2 [dev]"
-    if who:
-        raise ValueError(f"{path} is {who}, and kleinlite runs FLUX.2 [klein]: take {', '.join(hub.MODELS)} or nano.")
+    return who
+
+
+def check_supported(path: Path, found: dict) -> None:
+    """Refuse another model by its name."""
+    if who := unsupported_model(found):
+        raise ValueError(f"{path} is {who}, and kleinlite runs FLUX.2 [klein]: take {', '.join(MODELS)} or nano.")
+
+
+# ---------------------------------------------------------------- files → dataclass
+
+
+def read_config(
+    part: str, path: Path, index: dict | None = None
+) -> TransformerConfig | AutoencoderConfig | TextEncoderConfig:
+    """The numbers of one part, from its folder's config.json or its single file's header.
+
+    part: "transformer", "vae" or "text_encoder". index: what the model's model_index.json says.
+    """
+    if not path.is_file():
+        return read_folder_config(part, path / "config.json", index or {})
+    if part == "text_encoder":
+        raise ValueError(f"{path} is one file; a text encoder is a folder with config.json: give that.")
+    check_weights_file(path)
+    header = {name.removeprefix("model.diffusion_model."): t for name, t in read_header(path).items()}
+    check_supported(path, header)
+    wide = {name: t["shape"][:-1] + [2 * t["shape"][-1]] for name, t in header.items() if t["dtype"] == "U8"}
+    shapes = {name: t["shape"] for name, t in header.items()} | {k: s for k, s in wide.items() if k.endswith("weight")}
+    return infer_transformer_config(shapes) if part == "transformer" else infer_autoencoder_config(shapes)
+
+
+def read_folder_config(part: str, path: Path, index: dict) -> TransformerConfig | AutoencoderConfig | TextEncoderConfig:
+    """The same from a config.json."""
+    found = read_json(path)
+    check_supported(path, found)
+    if part == "text_encoder":
+        return parse_text_encoder_config(found, index)
+    return parse_transformer_config(found) if part == "transformer" else parse_autoencoder_config(found)

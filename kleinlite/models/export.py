@@ -15,25 +15,24 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
-from ..checkpoints import (
-    Checkpoint,
-    autoencoder_sources,
-    for_folder,
-    open_checkpoint,
-    part,
-    read_json,
-    text_encoder_sources,
-    transformer_sources,
-    weight_files,
-)
+from ..checkpoints import rename, swap_halves
 from ..quantisation import Packed, Packing, pack_matrix, unpacked, worth_packing
 from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
 from ..transformer import Transformer
-from .configs import autoencoder_json, model_index, text_encoder_json, transformer_json
+from .configs import (
+    format_autoencoder_config,
+    format_model_index,
+    format_text_encoder_config,
+    format_transformer_config,
+)
+from .files import list_weights_files, read_json
+from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
+from .opening import Checkpoint, open_checkpoint, part_folder
 
 SCHEDULER_JSON = {
     "_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0,
@@ -55,11 +54,23 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_part(folder: Path, module: nn.Module, sources: Callable[[str], list[str]], stem: str, config: dict) -> None:
+def to_released(module: nn.Module, rules: list[tuple[str, ...]], dtype: mx.Dtype) -> dict[str, mx.array]:
+    """A module's weights under the released folder's names and in its layout: the way back from chapter 7's `match`."""
+    arrays = {}
+    for name, w in tree_flatten(module.parameters()):
+        w = w.astype(dtype).transpose(0, 3, 1, 2) if w.ndim == 4 else w.astype(dtype)
+        names = rename(name, rules)
+        if names == ["norm_out.linear.weight"]:
+            w = swap_halves(w)
+        arrays.update(zip(names, mx.split(w, len(names))))
+    return arrays
+
+
+def save_part(folder: Path, module: nn.Module, rules: list[tuple[str, ...]], stem: str, config: dict) -> None:
     """One part of a model: config.json and its weights, float16, under the released folder's names."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    arrays = for_folder(module, sources, mx.float16)
+    arrays = to_released(module, rules, mx.float16)
     if "bn.running_mean" in arrays:
         arrays["bn.num_batches_tracked"] = mx.array(0, dtype=mx.int64)  # diffusers expects it
     mx.save_safetensors(str(folder / f"{stem}.safetensors"), arrays, {"format": "pt"})
@@ -67,9 +78,9 @@ def save_part(folder: Path, module: nn.Module, sources: Callable[[str], list[str
 
 def save_transformer(folder: Path, transformer: Transformer, text_cfg: TextEncoderConfig, distilled: bool) -> None:
     """A transformer and the model_index.json that makes its folder a model; the other parts may be beside it."""
-    config = transformer_json(transformer._cfg)
-    save_part(folder / "transformer", transformer, transformer_sources, "diffusion_pytorch_model", config)
-    (folder / "model_index.json").write_text(json.dumps(model_index(text_cfg, distilled), indent=1) + "\n")
+    config = format_transformer_config(transformer._cfg)
+    save_part(folder / "transformer", transformer, TRANSFORMER_NAMES, "diffusion_pytorch_model", config)
+    (folder / "model_index.json").write_text(json.dumps(format_model_index(text_cfg, distilled), indent=1) + "\n")
 
 
 def save_encoders(
@@ -80,16 +91,16 @@ def save_encoders(
     save_part(
         folder / "vae",
         autoencoder,
-        autoencoder_sources,
+        AUTOENCODER_NAMES,
         "diffusion_pytorch_model",
-        autoencoder_json(cfg, size),
+        format_autoencoder_config(cfg, size),
     )
     save_part(
         folder / "text_encoder",
         text_encoder,
-        text_encoder_sources,
+        TEXT_ENCODER_NAMES,
         "model",
-        text_encoder_json(text_encoder._cfg),
+        format_text_encoder_config(text_encoder._cfg),
     )
     (folder / "tokenizer").mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
@@ -101,13 +112,13 @@ def save_encoders(
 
 # ---------------------------------------------------------------- a quantised copy
 
-SHARD = 5 * 10**9  # bytes of weights in one file; the released shards are about as large
+SHARD_BYTES = 5 * 10**9  # bytes of weights in one file; the released shards are about as large
 DTYPES = {
     mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint8: "U8", mx.uint32: "U32", mx.int64: "I64",
 }  # fmt: skip
 
 
-def write_weights(path: Path, arrays: dict[str, mx.array], done: Callable[[], None]) -> None:
+def write_safetensors(path: Path, arrays: dict[str, mx.array], done: Callable[[], None]) -> None:
     """A safetensors file, one array after the other: each is computed, written and forgotten before the next.
 
     `mx.save_safetensors` would compute all of them first. `arrays` is emptied; `done` is called after each.
@@ -143,7 +154,7 @@ def pack_weights(weights: dict[str, mx.array | Packed], p: Packing) -> dict[str,
     return arrays
 
 
-def shards(arrays: dict[str, mx.array], limit: int = SHARD) -> Iterable[dict[str, mx.array]]:
+def split_shards(arrays: dict[str, mx.array], limit: int = SHARD_BYTES) -> Iterable[dict[str, mx.array]]:
     """The arrays in portions of at most `limit` bytes."""
     portions, size = [{}], 0
     for name, w in arrays.items():
@@ -154,19 +165,19 @@ def shards(arrays: dict[str, mx.array], limit: int = SHARD) -> Iterable[dict[str
     return portions
 
 
-def write_quantized_part(folder: Path, checkpoint: Checkpoint, kind: str, stem: str, config: dict, bar: tqdm) -> None:
+def write_quantized_part(folder: Path, checkpoint: Checkpoint, part: str, stem: str, config: dict, bar: tqdm) -> None:
     """A part's config.json, its packed weights in shards, and their index."""
     p = checkpoint.packing
     config |= {"quantization": {"group_size": p.group, "bits": p.bits, "mode": p.mode}}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    portions = shards(pack_weights(checkpoint.weights(kind), p))
+    portions = split_shards(pack_weights(checkpoint.weights(part), p))
     files = [f"{stem}-{i:05}-of-{len(portions):05}.safetensors" for i in range(1, len(portions) + 1)]
     files = files if len(files) > 1 else [f"{stem}.safetensors"]
     places = {name: file for file, portion in zip(files, portions) for name in portion}
     bar.total += len(places)
     for file, portion in zip(files, portions):
-        write_weights(folder / file, portion, bar.update)
+        write_safetensors(folder / file, portion, bar.update)
     if len(files) > 1:
         index = {"metadata": {}, "weight_map": places}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
@@ -208,18 +219,18 @@ def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
     if info.kv:
         index["_class_name"] = "Flux2KleinKVPipeline"
     for beside in ("tokenizer", "scheduler"):
-        if (source := part(checkpoint.folder, beside)).is_dir():
+        if (source := part_folder(checkpoint.folder, beside)).is_dir():
             shutil.copytree(source, folder / beside)
     cfg, path = checkpoint.parts["vae"]
     (folder / "vae").mkdir()
-    config = read_json(path / "config.json") if path.is_dir() else autoencoder_json(cfg, info.size)
+    config = read_json(path / "config.json") if path.is_dir() else format_autoencoder_config(cfg, info.size)
     (folder / "vae" / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    for file in weight_files(path):
+    for file in list_weights_files(path):
         shutil.copyfile(file, folder / "vae" / file.name)
     cfg, _ = checkpoint.parts["text_encoder"]
-    config = text_encoder_json(cfg) | {"num_hidden_layers": max(cfg.taps)}
+    config = format_text_encoder_config(cfg) | {"num_hidden_layers": max(cfg.taps)}
     write_quantized_part(folder / "text_encoder", checkpoint, "text_encoder", "model", config, bar)
-    config = transformer_json(checkpoint.parts["transformer"][0])
+    config = format_transformer_config(checkpoint.parts["transformer"][0])
     write_quantized_part(folder / "transformer", checkpoint, "transformer", "diffusion_pytorch_model", config, bar)
     # Last, because a folder without it is no model.
     (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")

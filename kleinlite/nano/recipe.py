@@ -38,8 +38,8 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
-from ..checkpoints import load_tokenizer
 from ..models.export import save_encoders, save_transformer
+from ..models.opening import load_tokenizer
 from ..pipeline import Klein
 from ..scenes import sample
 from ..text_encoder import TextEncoder, TextEncoderConfig, tokenize

@@ -12,7 +12,7 @@ from test_keys import text_encoder_shapes, transformer_shapes
 
 from kleinlite.autoencoder import AutoencoderConfig
 from kleinlite.bench import picture
-from kleinlite.models.configs import RELEASED
+from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer, TransformerConfig
 
@@ -31,18 +31,18 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("size, text", [("4b", "4b"), ("9b", "8b")])
 def test_a_random_model_has_the_released_names_shapes_and_type(size, text):
-    cfg, text_cfg = RELEASED[size]
-    for module, sources, expected in (
-        (Transformer(cfg), picture.transformer_sources, transformer_shapes(size, "folder")),
-        (TextEncoder(text_cfg), picture.text_encoder_sources, text_encoder_shapes(text)),
+    cfg, text_cfg = RELEASED_CONFIGS[size]
+    for module, rules, expected in (
+        (Transformer(cfg), picture.TRANSFORMER_NAMES, transformer_shapes(size, "folder")),
+        (TextEncoder(text_cfg), picture.TEXT_ENCODER_NAMES, text_encoder_shapes(text)),
     ):
-        found = picture.random_weights(picture.for_folder(module, sources, mx.bfloat16))
+        found = picture.random_weights(picture.to_released(module, rules, mx.bfloat16))
         assert {name: w.shape for name, w in found.items()} == expected
         assert {w.dtype for w in found.values()} == {mx.bfloat16}
 
 
 def test_shards_and_their_index(tmp_path):
-    picture.write_part(tmp_path / "t", TextEncoder(SMALL_TEXT), picture.text_encoder_sources, "model", {}, 200_000)
+    picture.write_part(tmp_path / "t", TextEncoder(SMALL_TEXT), picture.TEXT_ENCODER_NAMES, "model", {}, 200_000)
     index = json.loads((tmp_path / "t" / "model.safetensors.index.json").read_text())["weight_map"]
     files = sorted(p.name for p in (tmp_path / "t").glob("*.safetensors"))
     assert len(files) > 1 and sorted(set(index.values())) == files
@@ -72,7 +72,7 @@ def test_the_ledger(model, capsys, more):
 
 
 def test_the_whole_bench(tmp_path, monkeypatch, capfd):
-    monkeypatch.setitem(RELEASED, "4b", (SMALL, SMALL_TEXT))
+    monkeypatch.setitem(RELEASED_CONFIGS, "4b", (SMALL, SMALL_TEXT))
     monkeypatch.setattr(picture, "AutoencoderConfig", AutoencoderConfig.tiny)
     picture.main(["--full", "--keep", str(tmp_path / "kept"), "--size", "32", "--steps", "1"])
     out = capfd.readouterr().out

@@ -5,7 +5,7 @@ from mlx.utils import tree_flatten
 from packings import ERROR
 
 from kleinlite.bench import quantization
-from kleinlite.checkpoints import open_checkpoint
+from kleinlite.models.opening import open_checkpoint
 
 
 def test_the_table_of_costs(capsys):

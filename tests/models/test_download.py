@@ -1,4 +1,4 @@
-"""The catalogue, and the download from a stand-in hub: what is fetched, said, resumed, refused and left behind."""
+"""The registry, and the download from a stand-in hub: what is fetched, said, kept, refused and left behind."""
 
 import contextlib
 import json
@@ -17,17 +17,8 @@ import pytest
 from mlx.utils import tree_flatten
 from stand_in_hub import CHUNK, DECOYS, TINY, Repository, large, released
 
-from kleinlite.checkpoints import BUNDLED
-from kleinlite.models.download import (
-    MODELS,
-    SMALL_DECODER,
-    SMALL_DECODER_REPO,
-    Source,
-    download,
-    fetch,
-    fetch_parts,
-    local,
-)
+from kleinlite.models.download import Repository as Needed, download_model, fetch_model, fetch_parts, find_cached
+from kleinlite.models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_REPO
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer, TransformerConfig
 
@@ -61,15 +52,15 @@ def blobs(hub, repo: str = REPO) -> list[Path]:
 
 
 def in_a_process(hub, *argv, **environment) -> subprocess.Popen:
-    """`kleinlite.models.download.fetch(…)` with the hub and the cache of the environment."""
+    """`kleinlite.models.download.fetch_model(…)` with the hub and the cache of the environment."""
     code = f"import sys\nfrom huggingface_hub import constants\nconstants.DOWNLOAD_CHUNK_SIZE = {CHUNK}\n"
-    code += "from kleinlite.models import download as hub\nprint(hub.fetch(sys.argv[1]))"
+    code += "from kleinlite.models.download import fetch_model\nprint(fetch_model(sys.argv[1]))"
     names = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(hub.cache), "KLEINLITE_CPU": "off"} | environment
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", code, *argv], env=os.environ | names, **pipes)
 
 
-# ---------------------------------------------------------------- the catalogue
+# ---------------------------------------------------------------- the registry
 
 
 def test_the_parameters_are_those_of_our_modules():
@@ -80,20 +71,22 @@ def test_the_parameters_are_those_of_our_modules():
     cfg = TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=12288)
     large = size(Transformer(cfg)), size(TextEncoder(TextEncoderConfig(d=4096, d_mlp=12288, tied=False)))
     for name, model in MODELS.items():
-        assert (model.size.transformer, model.size.text_encoder) == (small if "4b" in name else large), name
+        assert (model.size.transformer_parameters, model.size.text_encoder_parameters) == (
+            small if "4b" in name else large
+        ), name
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_fit_the_parameters(name):
     model = MODELS[name]
-    bits = 8 * model.weights / model.size.transformer
+    bits = 8 * model.transformer_bytes / model.size.transformer_parameters
     assert (
         bits == pytest.approx(16, abs=1e-3)
         or ("fp8" in name and 8 < bits < 8.7)
         or ("nvfp4" in name and 4.5 < bits < 5.2)
     )
-    assert ("fp" in name) == (bits < 10) == bool(model.parts)
-    others = model.size.others - 2 * model.size.text_encoder
+    assert ("fp" in name) == (bits < 10) == bool(model.parts_from)
+    others = model.size.other_bytes - 2 * model.size.text_encoder_parameters
     assert 180e6 < others < 190e6  # the autoencoder, the tokenizer, and headers
 
 
@@ -103,9 +96,9 @@ def test_names_and_licences():
         small, base = "4b" in name, name.startswith("base-")
         assert model.repo.lower() == f"black-forest-labs/flux.2-klein-{name}"
         assert model.distilled != base and model.size.gated != small
-        assert model.size.licence == ("Apache-2.0" if small else "FLUX Non-Commercial")
-        if model.parts:
-            assert name.startswith(f"{model.parts}-") and not MODELS[model.parts].parts
+        assert model.size.license == ("Apache-2.0" if small else "FLUX Non-Commercial")
+        if model.parts_from:
+            assert name.startswith(f"{model.parts_from}-") and not MODELS[model.parts_from].parts_from
             assert model.file == f"flux-2-klein-{name}.safetensors"
         else:
             assert model.file == ""
@@ -115,7 +108,7 @@ def test_names_and_licences():
 
 
 def test_only_what_is_needed_is_fetched(hub):
-    folder = fetch("4b")
+    folder = fetch_model("4b")
     assert content(folder) == FILES
     assert not [r.path for r in hub.requests if any(name in r.path for name in DECOYS)]
     assert hub.sent - sum(len(data) for data in FILES.values()) < 100 * len(FILES)  # and the words of redirections
@@ -126,7 +119,7 @@ def test_it_is_told_before_the_first_byte(hub, monkeypatch):
     told, sent = [], []
     write = lambda text: (told.append(text), sent.append(hub.sent))
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None, isatty=lambda: False))
-    fetch("4b")
+    fetch_model("4b")
     table = "".join(told).splitlines()
     total = sum(len(data) for data in FILES.values())
     assert table[0] == "4b: licence Apache-2.0" and set(sent) == {0}
@@ -138,63 +131,63 @@ def test_it_is_told_before_the_first_byte(hub, monkeypatch):
 
 
 def test_what_is_here_is_used_without_asking(hub, capsys):
-    folder = fetch("4b")
+    folder = fetch_model("4b")
     capsys.readouterr()
     hub.requests.clear()
-    assert fetch("4b") == fetch("4B") == local("4b") == folder
+    assert fetch_model("4b") == fetch_model("4B") == find_cached("4b") == folder
     assert hub.requests == [] and capsys.readouterr() == ("", "")
 
 
 def test_bars_show_progress(hub, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    fetch("4b")
+    fetch_model("4b")
     bars = capsys.readouterr().err
-    assert WEIGHTS[-40:] in bars and "143k/143k" in bars and "config.json" not in bars
+    assert WEIGHTS[-40:] in bars and "143k/143k" in bars
 
 
 def test_only_what_is_missing_is_fetched(hub, capsys):
-    folder = fetch("4b")
+    folder = fetch_model("4b")
     (folder / "vae" / "config.json").unlink()
     (folder / WEIGHTS).unlink()  # the name; the content lies elsewhere in the cache
-    assert local("4b") is None
+    assert find_cached("4b") is None
     hub.requests.clear()
     capsys.readouterr()
-    assert content(fetch("4b")) == FILES
-    assert hub.sent == 0 and re.search(r"in all +11 files +277\.6 kB, of which 276\.8 kB here", capsys.readouterr().err)
+    assert content(fetch_model("4b")) == FILES
+    assert hub.sent == 0 and re.search(r"in all +11 files +277\.6 kB, of which 133\.9 kB here", capsys.readouterr().err)
 
 
 def test_download_asks_for_what_is_newer(hub, capsys):
-    folder = fetch("4b")
-    assert download("4b") == [folder] and hub.requests
+    folder = fetch_model("4b")
+    assert download_model("4b") == [folder] and hub.requests
     repo = hub.repositories[REPO]
     repo.commit, repo.files["vae/config.json"] = "1" * 40, FILES["vae/config.json"] + b"\n"
     hub.requests.clear()
-    assert fetch("4b") == folder and hub.requests == []
-    [newer] = download("4b")
+    assert fetch_model("4b") == folder and hub.requests == []
+    [newer] = download_model("4b")
     assert newer != folder and content(newer) == FILES | {"vae/config.json": repo.files["vae/config.json"]}
-    assert fetch("4b") == newer and not hub.asked("")  # nothing large has changed
+    assert fetch_model("4b") == newer and not hub.asked("")  # nothing large has changed
 
 
 def test_an_update_that_fails_leaves_what_was_here(hub, said):
-    folder, repo = fetch("4b"), hub.repositories[REPO]
+    folder, repo = fetch_model("4b"), hub.repositories[REPO]
     repo.commit, repo.files["vae/config.json"] = "1" * 40, FILES["vae/config.json"] + b"\n"
     hub.cut["vae/config.json"], hub.falls = [3], True
-    assert "could not be fetched" in said(download, "4b")
-    assert fetch("4b") == folder and content(folder) == FILES
+    assert "could not be fetched" in said(download_model, "4b")
+    assert fetch_model("4b") == folder and content(folder) == FILES
 
 
 def test_a_model_in_one_file(hub, capsys):
     one = Repository({MODELS["4b-fp8"].file: FILES[WEIGHTS], "README.md": b"x", "other.safetensors": b"x"})
     hub.repositories[MODELS["4b-fp8"].repo] = one
-    path = fetch("4b-fp8")
+    path = fetch_model("4b-fp8")
     table = capsys.readouterr().err
     assert "in all             11 files" in table and table.count(" → ") == 2
     assert path.name == "flux-2-klein-4b-fp8.safetensors" and path.read_bytes() == FILES[WEIGHTS]
     parts = fetch_parts("4b-fp8")
     assert content(parts) == {name: data for name, data in FILES.items() if name != WEIGHTS}
-    assert not hub.asked(WEIGHTS) and local("4b-fp8") == path and local("4b") is None
+    assert not hub.asked(WEIGHTS) and find_cached("4b-fp8") == path and find_cached("4b") is None
     hub.requests.clear()
-    assert fetch("4b") == parts and content(parts) == FILES  # now with the plain transformer
+    assert fetch_model("4b") == parts and content(parts) == FILES  # now with the plain transformer
     assert hub.asked("") == hub.asked(WEIGHTS) and fetch_parts("4b-fp8") == parts
 
 
@@ -203,7 +196,7 @@ def test_the_parts_alone(hub, said):
     parts = {name: data for name, data in FILES.items() if name != WEIGHTS}
     for name in ("4b", "some/body"):
         assert content(fetch_parts(name)) == parts and content(fetch_parts(name, offline=True)) == parts
-    assert not hub.asked(WEIGHTS) and "lacks transformer/*.safetensors" in said(fetch, "4b", offline=True)
+    assert not hub.asked(WEIGHTS) and "lacks transformer/*.safetensors" in said(fetch_model, "4b", offline=True)
 
 
 def test_the_small_decoder(hub):
@@ -212,7 +205,7 @@ def test_the_small_decoder(hub):
         "diffusion_pytorch_model.safetensors": FILES["vae/diffusion_pytorch_model.safetensors"],
     }
     hub.repositories[SMALL_DECODER_REPO] = Repository(files | {"full_encoder_small_decoder.safetensors": b"x"})
-    assert content(fetch(SMALL_DECODER)) == files
+    assert content(fetch_model(SMALL_DECODER)) == files
 
 
 def shard(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -235,7 +228,7 @@ def shard(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def test_a_repository_of_somebodys(hub, capsys):
     hub.repositories["some-body/my.klein_4bit"] = Repository(shard(FILES), licence="mit")
-    assert content(fetch("some-body/my.klein_4bit")) == shard(FILES)
+    assert content(fetch_model("some-body/my.klein_4bit")) == shard(FILES)
     assert "some-body/my.klein_4bit: licence mit\n" in capsys.readouterr().err
 
 
@@ -245,21 +238,18 @@ def test_a_repository_of_somebodys(hub, capsys):
 def test_a_short_break_is_bridged(hub):
     hub.cut[WEIGHTS] = [50_000]
     with contextlib.suppress(ConnectionError):  # older versions of the library give up
-        fetch("4b")
-    assert content(fetch("4b")) == FILES
+        fetch_model("4b")
+    assert content(fetch_model("4b")) == FILES
     assert [r.range for r in hub.asked(WEIGHTS)] == [None, "bytes=50000-"]
 
 
-def test_a_cut_download_goes_on_where_it_stopped(hub, said):
+def test_a_cut_download_keeps_the_whole_files(hub, said):
     hub.cut[WEIGHTS], hub.falls = [100_000], True
-    told = said(fetch, "4b")
-    assert REPO in told and "503" in told and "100.0 kB" in told and "goes on from there" in told
-    assert local("4b") is None
+    told = said(fetch_model, "4b")
+    assert REPO in told and "503" in told and "try again" in told
+    assert find_cached("4b") is None
     hub.down = hub.falls = False
-    hub.requests.clear()
-    assert content(fetch("4b")) == FILES
-    again = hub.asked(WEIGHTS)
-    assert [(r.range, r.sent) for r in again] == [("bytes=100000-", len(FILES[WEIGHTS]) - 100_000)]
+    assert content(fetch_model("4b")) == FILES
     assert not [blob for blob in blobs(hub) if "incomplete" in blob.name]
 
 
@@ -275,51 +265,36 @@ def test_a_stopped_program_leaves_nothing_that_looks_whole(hub, how):
     assert program.wait(60) != 0
     program.communicate()
     hub.release.set()
-    assert local("4b") is None
-    halves = [blob for blob in blobs(hub) if blob.name.endswith(".incomplete")]
-    assert len(halves) == 1 and not list(hub.cache.rglob("snapshots/*/transformer/*.safetensors"))
-    had = halves[0].stat().st_size
-    hub.requests.clear()
-    assert content(fetch("4b")) == FILES
-    assert [r.range for r in hub.asked(WEIGHTS)] == [f"bytes={had}-" if had else None]
-    assert how == signal.SIGKILL or had == len(FILES[WEIGHTS]) // CHUNK * CHUNK
+    assert find_cached("4b") is None
+    assert not list(hub.cache.rglob("snapshots/*/transformer/*.safetensors"))
+    assert content(fetch_model("4b")) == FILES
 
 
 def test_the_files_before_the_cut_are_kept(hub, said, capsys):
     second = "vae/diffusion_pytorch_model.safetensors"
     hub.cut[second], hub.falls = [10_000], True
-    said(fetch, "4b")
+    said(fetch_model, "4b")
     hub.down = hub.falls = False
     hub.requests.clear()
     capsys.readouterr()
-    assert content(fetch("4b")) == FILES and not hub.asked(WEIGHTS) and hub.asked(second)[0].range == "bytes=10000-"
-    assert re.search(r"transformer/ +2 files +143\.4 kB, of which 142\.9 kB here", capsys.readouterr().err)
+    assert content(fetch_model("4b")) == FILES and not hub.asked(WEIGHTS) and hub.asked(second)
+    assert re.search(r"transformer/ +2 files +143\.4 kB, of which 143\.4 kB here", capsys.readouterr().err)
 
 
-def test_a_beginning_that_was_spoilt_is_noticed(hub, said):
-    hub.cut[WEIGHTS], hub.falls = [100_000], True
-    said(fetch, "4b")
-    half = next(blob for blob in blobs(hub) if blob.name.endswith(".incomplete"))
-    half.write_bytes(half.read_bytes()[:-1] + b"?")
-    hub.down = hub.falls = False
-    told = said(fetch, "4b")
+def test_a_file_that_arrives_changed(hub, said):
+    """As long as announced, a valid safetensors file, and still not the one that is on the hub."""
+    spoilt = FILES[WEIGHTS][:-1] + bytes([FILES[WEIGHTS][-1] ^ 1])
+    hub.bodies[WEIGHTS] = spoilt
+    told = said(fetch_model, "4b")
     assert WEIGHTS in told and "did not arrive" in told and "removed" in told
-    assert local("4b") is None and not half.exists()
-    assert content(fetch("4b")) == FILES
-
-
-def test_more_than_all_of_a_file(hub, said):
-    hub.cut[WEIGHTS], hub.falls = [100_000], True
-    said(fetch, "4b")
-    half = next(blob for blob in blobs(hub) if blob.name.endswith(".incomplete"))
-    half.write_bytes(bytes(len(FILES[WEIGHTS]) + 1))
-    hub.down = hub.falls = False
-    assert content(fetch("4b")) == FILES and hub.asked(WEIGHTS)[-1].range is None
+    assert find_cached("4b") is None and spoilt not in [blob.read_bytes() for blob in blobs(hub)]
+    del hub.bodies[WEIGHTS]
+    assert content(fetch_model("4b")) == FILES
 
 
 def test_two_programs_at_once(hub):
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(fetch, ["4b"] * 3))
+        found = list(pool.map(fetch_model, ["4b"] * 3))
     assert len(set(found)) == 1 and content(found[0]) == FILES
     assert all(len(hub.asked(name)) == 1 for name in FILES if large(name))
 
@@ -330,23 +305,23 @@ def test_two_programs_at_once(hub):
 def test_a_file_shorter_than_its_header_says(hub, said):
     repo, data = hub.repositories[REPO], FILES[WEIGHTS]
     repo.files[WEIGHTS] = data[:-7]  # so it lies on the hub, length and SHA-256 agree
-    told = said(fetch, "4b")
+    told = said(fetch_model, "4b")
     assert told.startswith(f"{WEIGHTS} came damaged from {REPO} and was removed: ")
     assert f"{len(data) - 7:,} of {len(data):,} bytes" in told
-    assert local("4b") is None and not list(hub.cache.rglob(f"snapshots/*/{WEIGHTS}"))
+    assert find_cached("4b") is None and not list(hub.cache.rglob(f"snapshots/*/{WEIGHTS}"))
     assert not [blob for blob in blobs(hub) if blob.stat().st_size == len(data) - 7]
     hub.requests.clear()
     repo.files[WEIGHTS] = data
-    assert content(fetch("4b")) == FILES and hub.asked("") == hub.asked(WEIGHTS)
+    assert content(fetch_model("4b")) == FILES and len(hub.asked(WEIGHTS)) == 1
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: d[:4], lambda d: b"", lambda d: b"?" * 100])
 def test_a_damaged_file_in_the_cache_is_fetched_again(hub, damage):
-    folder = fetch("4b")
+    folder = fetch_model("4b")
     path = (folder / WEIGHTS).resolve()
     path.write_bytes(damage(FILES[WEIGHTS]))
     hub.requests.clear()
-    assert local("4b") is None and content(fetch("4b")) == FILES
+    assert find_cached("4b") is None and content(fetch_model("4b")) == FILES
     assert hub.asked("") == hub.asked(WEIGHTS)
 
 
@@ -354,39 +329,39 @@ def test_a_shard_that_is_missing(hub, said):
     files = shard(FILES)
     gone = next(name for name in files if "00002-of" in name)
     hub.repositories["some/body"] = Repository({name: data for name, data in files.items() if name != gone})
-    told = said(fetch, "some/body")
+    told = said(fetch_model, "some/body")
     assert "some/body on the hub is not complete" in told and gone in told
     hub.repositories["some/body"] = Repository(files, commit="1" * 40)
-    folder = fetch("some/body")
+    folder = fetch_model("some/body")
     (folder / gone).unlink()
-    assert gone in said(fetch, "some/body", offline=True)
+    assert gone in said(fetch_model, "some/body", offline=True)
 
 
 # ---------------------------------------------------------------- offline
 
 
 def test_offline_with_the_files(hub):
-    folder = fetch("4b")
+    folder = fetch_model("4b")
     hub.requests.clear()
-    assert fetch("4b", offline=True) == folder and hub.requests == []
+    assert fetch_model("4b", offline=True) == folder and hub.requests == []
 
 
 @pytest.mark.parametrize("environment", [False, True])
 def test_offline_without_the_files(hub, said, environment, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", environment)
-    told = said(fetch, "4b", offline=not environment)
+    told = said(fetch_model, "4b", offline=not environment)
     assert f"{REPO} is not on this machine" in told and "nano" in told
     assert ("unset HF_HUB_OFFLINE" if environment else "without the offline switch") in told
     assert hub.requests == [] and not hub.cache.exists()
 
 
 def test_offline_with_a_part_of_the_files(hub, said):
-    folder = fetch("4b")
+    folder = fetch_model("4b")
     path = (folder / WEIGHTS).resolve()
     path.write_bytes(FILES[WEIGHTS][:-1])
     (folder / "vae" / "config.json").unlink()
     hub.requests.clear()
-    told = said(fetch, "4b", offline=True)
+    told = said(fetch_model, "4b", offline=True)
     assert "vae/config.json" in told and WEIGHTS in told and hub.requests == []
     assert path.exists()  # it may be somebody else's
 
@@ -410,41 +385,41 @@ def test_the_environment_is_obeyed(hub):
 
 def test_a_gated_repository(hub, said, monkeypatch, capsys):
     hub.repositories[MODELS["9b"].repo] = Repository(released(), licence="other", gated=True)
-    told = said(fetch, "9b")
+    told = said(fetch_model, "9b")
     assert f"{MODELS['9b'].repo} is gated: accept its licence at https://huggingface.co/{MODELS['9b'].repo}" in told
-    assert "`hf auth login`" in told and local("9b") is None
+    assert "`hf auth login`" in told and find_cached("9b") is None
     assert capsys.readouterr().err.startswith("9b: licence FLUX Non-Commercial, gated\n")
     monkeypatch.setenv("HF_TOKEN", "hf_stranger")
-    assert "is gated" in said(fetch, "9b")
+    assert "is gated" in said(fetch_model, "9b")
     monkeypatch.setenv("HF_TOKEN", hub.token)
-    assert content(fetch("9b")) == FILES
+    assert content(fetch_model("9b")) == FILES
     assert {r.token for r in hub.asked("")} == {None}  # the hub's token is nobody else's business
 
 
 def test_no_such_repository(hub, said):
-    told = said(fetch, "some/body")
+    told = said(fetch_model, "some/body")
     assert "no folder or file some/body" in told and "hub shows no repository" in told and "hf auth login" in told
-    assert "hub shows no repository" in said(fetch, "some/bo--dy")  # not even a possible name
+    assert "hub shows no repository" in said(fetch_model, "some/bo--dy")  # not even a possible name
 
 
 @pytest.mark.parametrize("name", ["flux", "no/such/folder", "./x/y", "", "a b/c", "https://huggingface.co/a/b"])
 def test_what_is_no_name(hub, said, name):
-    told = said(fetch, name)
+    told = said(fetch_model, name)
     assert repr(name) in told and "nano" in told and "9b-kv-fp8" in told and hub.requests == []
 
 
 def test_no_network(hub, said):
     hub.shutdown()
     hub.server_close()
-    told = said(fetch, "4b")
+    told = said(fetch_model, "4b")
     assert f"{REPO} could not be fetched from the hub at {hub.url} (" in told and "check the network" in told
     assert "nano" in told and not hub.cache.exists()
 
 
 def test_a_hub_that_is_down(hub, said):
     hub.down = True
-    told = said(fetch, "4b")
-    assert "could not be fetched" in told and "503" in told and "kept" not in told
+    told = said(fetch_model, "4b")
+    assert "could not be fetched" in told and "503" in told
 
 
 @pytest.mark.parametrize(
@@ -461,7 +436,7 @@ def test_a_hub_that_is_down(hub, said):
 def test_a_repository_that_holds_no_model(gone, words, hub, said):
     files = {name: data for name, data in released().items() if not name.startswith(gone) or name in DECOYS}
     hub.repositories["some/body"] = Repository(files)
-    told = said(fetch, "some/body")
+    told = said(fetch_model, "some/body")
     assert words in told and "released layout" in told and hub.sent == 0 and not hub.cache.exists()
 
 
@@ -469,17 +444,11 @@ def test_a_disk_that_is_too_small(hub, said, monkeypatch):
     total = sum(len(data) for data in FILES.values())
     disk = lambda free: monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
     disk(total - 1)
-    told = said(fetch, "4b")
+    told = said(fetch_model, "4b")
     assert "needs 277.6 kB" in told and str(hub.cache) in told and "277.6 kB left" in told and "HF_HOME" in told
     assert hub.sent == 0 and not hub.cache.exists()
     disk(total)
-    hub.cut[WEIGHTS], hub.falls = [100_000], True
-    said(fetch, "4b")
-    hub.down = hub.falls = False
-    disk(total - 100_000 - 1)
-    assert "needs 177.6 kB" in said(fetch, "4b")
-    disk(total - 100_000)  # what has arrived needs no more room
-    assert content(fetch("4b")) == FILES
+    assert content(fetch_model("4b")) == FILES
 
 
 def test_a_disk_that_fills_up(hub, said, monkeypatch):
@@ -488,14 +457,14 @@ def test_a_disk_that_fills_up(hub, said, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
-    told = said(fetch, "4b")
-    assert f"The disk of {hub.cache} is full" in told and "HF_HOME" in told and "1.0 kB of the file are kept" in told
-    assert local("4b") is None
+    told = said(fetch_model, "4b")
+    assert f"The disk of {hub.cache} is full" in told and "HF_HOME" in told
+    assert find_cached("4b") is None
 
 
 def test_what_is_taken_of_a_repository():
-    whole, parts = Source("a/b", "folder"), Source("a/b", "parts")
-    assert all(whole.takes(name) == (name not in DECOYS) for name in released())
+    whole, parts = Needed("a/b", "folder"), Needed("a/b", "parts")
+    assert all(whole.needs(name) == (name not in DECOYS) for name in released())
     index = "transformer/diffusion_pytorch_model.safetensors.index.json"
-    assert whole.takes(index) and not parts.takes(index) and not parts.takes(WEIGHTS)
-    assert parts.takes("transformer/config.json") and parts.takes("text_encoder/model.safetensors")
+    assert whole.needs(index) and not parts.needs(index) and not parts.needs(WEIGHTS)
+    assert parts.needs("transformer/config.json") and parts.needs("text_encoder/model.safetensors")

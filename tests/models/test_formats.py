@@ -12,13 +12,14 @@ from golden_tools import GOLDENS
 from mlx.utils import tree_flatten
 
 from kleinlite import Klein
-from kleinlite.checkpoints import find_folder, load_files, open_checkpoint
+from kleinlite.models.files import load_arrays
 from kleinlite.models.formats import assemble
+from kleinlite.models.opening import find_model, open_checkpoint
 from kleinlite.pipeline import to_pixels
 from kleinlite.quantisation import Packed, PackedLinear
 
 BYTES = mx.load(str(GOLDENS / "formats.safetensors"))
-NANO = find_folder("nano")
+NANO = find_model("nano")
 WISH = {"prompt": "a red circle above a blue square", "seed": 7, "progress": False}
 
 
@@ -202,7 +203,7 @@ def test_fp8_can_be_quantised(tmp_path):
 
 def test_an_autoencoder_from_a_single_file(tmp_path):
     """Its numbers come from its shapes. Both sets of names."""
-    arrays = load_files(NANO / "vae")
+    arrays = load_arrays(NANO / "vae")
     folder_file = tmp_path / "theirs.safetensors"
     mx.save_safetensors(str(folder_file), arrays)
     weights = open_checkpoint("nano", dtype=mx.float32).weights("vae")
@@ -226,7 +227,7 @@ def test_an_autoencoder_from_a_single_file(tmp_path):
 
 
 def test_parts_that_make_no_sense(tmp_path):
-    with pytest.raises(ValueError, match="parts names 'unet'; a model's parts are transformer, vae, text_encoder"):
+    with pytest.raises(ValueError, match="parts names 'unet'; a model's parts are transformer, text_encoder, vae"):
         open_checkpoint("nano", dtype=mx.float32, parts={"unet": "nano"})
     with pytest.raises(ValueError, match="nano is a whole model.*say which"):
         open_checkpoint("nano", dtype=mx.float32, parts="nano-base")

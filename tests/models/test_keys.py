@@ -10,9 +10,11 @@ import pytest
 from mlx.utils import tree_flatten
 from test_formats import NANO, header_only
 
-from kleinlite import checkpoints
 from kleinlite.autoencoder import Autoencoder
+from kleinlite.checkpoints import rename
 from kleinlite.models import configs
+from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
+from kleinlite.models.opening import Checkpoint, open_checkpoint, place_weights
 from kleinlite.quantisation import Packed
 from kleinlite.text_encoder import TextEncoder
 from kleinlite.transformer import Transformer
@@ -94,7 +96,7 @@ def autoencoder_shapes(size: str, layout: str) -> dict[str, tuple[int, ...]]:
 # ---------------------------------------------------------------- the check
 
 
-def place(module, shapes: dict[str, tuple[int, ...]], sources, tensors: int, values: int, prefix: str = "") -> None:
+def place(module, shapes: dict[str, tuple[int, ...]], rules, tensors: int, values: int, prefix: str = "") -> None:
     """Match lazy zeros of these names and shapes with the module, and check the count of tensors and of values."""
     assert len(shapes) == tensors
     assert sum(math.prod(shape) for shape in shapes.values()) == values
@@ -102,7 +104,7 @@ def place(module, shapes: dict[str, tuple[int, ...]], sources, tensors: int, val
     before = mx.get_active_memory()
     # bool for the counter, so that it would be noticed among the weights
     arrays = {prefix + name: mx.zeros(shape, mx.bfloat16 if shape else mx.bool_) for name, shape in shapes.items()}
-    weights = checkpoints.match(module, arrays, sources)
+    weights = place_weights(module, arrays, rules)
     ours = dict(tree_flatten(module.parameters()))
     assert {name: w.shape for name, w in weights.items()} == {name: w.shape for name, w in ours.items()}
     assert {w.dtype for w in weights.values()} == {mx.bfloat16}
@@ -118,28 +120,28 @@ LAYOUTS = ["folder", "single file"]
 def test_transformer(size, layout):
     tensors = {"4b": (169, 149), "9b": (233, 201)}[size][LAYOUTS.index(layout)]
     values = {"4b": 3_875_544_576, "9b": 9_078_581_248}[size]
-    module = Transformer(configs.transformer_config(TRANSFORMERS[size]))
+    module = Transformer(configs.parse_transformer_config(TRANSFORMERS[size]))
     shapes = transformer_shapes(size, layout)
-    place(module, shapes, checkpoints.transformer_sources, tensors, values)
+    place(module, shapes, TRANSFORMER_NAMES, tensors, values)
     if layout == "single file":  # repackaged files put this before every name
-        place(module, shapes, checkpoints.transformer_sources, tensors, values, prefix="model.diffusion_model.")
+        place(module, shapes, TRANSFORMER_NAMES, tensors, values, prefix="model.diffusion_model.")
 
 
 @pytest.mark.parametrize("size, tensors, values", [("4b", 398, 4_022_468_096), ("8b", 399, 8_190_735_360)])
 def test_text_encoder(size, tensors, values):
-    module = TextEncoder(configs.text_encoder_config(TEXT_ENCODERS[size], {}))
+    module = TextEncoder(configs.parse_text_encoder_config(TEXT_ENCODERS[size], {}))
     shapes = text_encoder_shapes(size)
-    place(module, shapes, checkpoints.text_encoder_sources, tensors, values)
+    place(module, shapes, TEXT_ENCODER_NAMES, tensors, values)
     bare = {name.removeprefix("model."): shape for name, shape in shapes.items()}  # some files leave this away
-    place(module, bare, checkpoints.text_encoder_sources, tensors, values)
+    place(module, bare, TEXT_ENCODER_NAMES, tensors, values)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size, values", [("full", 84_046_115), ("small decoder", 62_373_091)])
 def test_autoencoder(size, values, layout):
-    module = Autoencoder(configs.autoencoder_config(AUTOENCODERS[size]))
+    module = Autoencoder(configs.parse_autoencoder_config(AUTOENCODERS[size]))
     measured = 128 + 128 + 1  # the statistics are not parameters
-    place(module, autoencoder_shapes(size, layout), checkpoints.autoencoder_sources, 251, values + measured)
+    place(module, autoencoder_shapes(size, layout), AUTOENCODER_NAMES, 251, values + measured)
 
 
 def test_names_pair_up():
@@ -148,19 +150,19 @@ def test_names_pair_up():
         counts = {"double": 8, "single": 24}
         pairs = zip(numbered(ours, counts), *(numbered(name, counts) for name in theirs))
         for name, *sources in pairs:
-            assert checkpoints.transformer_sources(name) == sources
+            assert rename(name, TRANSFORMER_NAMES) == sources
     for ours, theirs, *_ in rows("autoencoder"):
-        assert checkpoints.autoencoder_sources(ours) == [theirs]
+        assert rename(ours, AUTOENCODER_NAMES) == [theirs]
 
 
 def test_reports_what_does_not_fit():
-    module = Transformer(configs.transformer_config(TRANSFORMERS["4b"]))
+    module = Transformer(configs.parse_transformer_config(TRANSFORMERS["4b"]))
     for layout in LAYOUTS:
         arrays = {k: mx.zeros(shape, mx.bfloat16) for k, shape in transformer_shapes("4b", layout).items()}
         name = (
             "double_blocks.0.img_mlp.0.weight" if layout == "single file" else "transformer_blocks.0.attn.to_k.weight"
         )
-        match = lambda arrays: checkpoints.match(module, arrays, checkpoints.transformer_sources)
+        match = lambda arrays: place_weights(module, arrays, TRANSFORMER_NAMES)
         with pytest.raises(ValueError, match=f"1 missing: {name}"):
             match({k: w for k, w in arrays.items() if k != name})
         with pytest.raises(ValueError, match="1 not expected: guidance_in.in_layer.weight"):
@@ -212,11 +214,11 @@ def write_model(folder: Path, size: str, text_size: str, added: dict, transforme
     return folder
 
 
-def opened(path: Path, **more) -> checkpoints.Checkpoint:
+def opened(path: Path, **more) -> Checkpoint:
     """Open it, build all parts, and see that nothing was read or computed."""
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    checkpoint = checkpoints.open_checkpoint(path, dtype=mx.float32, **more)
+    checkpoint = open_checkpoint(path, dtype=mx.float32, **more)
     checkpoint.load_transformer(), checkpoint.load_text_encoder(), checkpoint.load_autoencoder()
     assert mx.get_peak_memory() - before < 2**20
     return checkpoint
@@ -245,7 +247,7 @@ def test_released_folders(name, tmp_path):
 def test_the_wrong_text_encoder(size, text_size, told, tmp_path):
     folder = write_model(tmp_path / "m", size, text_size, {})
     with pytest.raises(ValueError, match=f"is the {told}.*parts='{size}'"):
-        checkpoints.open_checkpoint(folder, dtype=mx.float32)
+        open_checkpoint(folder, dtype=mx.float32)
 
 
 def quantised_shapes(size: str, kind: str, whole: set[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -281,7 +283,7 @@ def test_quantised_single_files(size, kind, prefix, tmp_path, monkeypatch):
     header_only(file, {prefix + name: found for name, found in names.items()})
     checkpoint = opened(file, parts=parts)
     assert checkpoint.info.distilled
-    assert checkpoint.parts["transformer"][0] == configs.transformer_config(TRANSFORMERS[size])
+    assert checkpoint.parts["transformer"][0] == configs.parse_transformer_config(TRANSFORMERS[size])
     weights = checkpoint.weights("transformer")
     packed = [w for w in weights.values() if isinstance(w, Packed)]
     assert len(packed) == {"4b": 5 * 8 + 20 * 2, "9b": 8 * 8 + 24 * 2}[size] - 2
@@ -301,7 +303,7 @@ def test_the_small_decoder_in_place_of_the_vae(layout, tmp_path):
     file = tmp_path / "full_encoder_small_decoder.safetensors"
     header_only(file, {k: ("F32" if s else "I64", s) for k, s in autoencoder_shapes("small decoder", layout).items()})
     checkpoint = opened(folder, parts={"vae": file})
-    expected = configs.autoencoder_config(AUTOENCODERS["small decoder"])
+    expected = configs.parse_autoencoder_config(AUTOENCODERS["small decoder"])
     assert checkpoint.parts["vae"][0] == expected and checkpoint.info.size == 1024
     small = tmp_path / "small"  # its own folder, which has a config.json
     small.mkdir()

@@ -6,8 +6,8 @@ import pytest
 from mlx.utils import tree_flatten
 from packings import matrix
 
-from kleinlite.checkpoints import open_checkpoint
 from kleinlite.models.formats import find_packing, load_weights
+from kleinlite.models.opening import open_checkpoint
 from kleinlite.quantisation import PACKINGS, PackedLinear, quantize
 
 CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what is measured here is the CPU's way")

@@ -7,8 +7,8 @@ import pytest
 from packings import WISH
 
 from kleinlite import Klein
-from kleinlite.checkpoints import open_checkpoint
 from kleinlite.models import export
+from kleinlite.models.opening import open_checkpoint
 from kleinlite.quantisation import PACKINGS
 
 CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what is measured here is the CPU's way")
@@ -16,8 +16,7 @@ CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what 
 
 @pytest.mark.parametrize("name", [3, 4, "nvfp4", "mxfp8"])
 def test_a_quantised_copy(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "SHARD", 300_000)
-    monkeypatch.setattr(export.shards, "__defaults__", (300_000,))
+    monkeypatch.setattr(export.split_shards, "__defaults__", (300_000,))
     export.quantize_model("nano", tmp_path / "q", name, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["q"]
     copy = Klein.from_pretrained(tmp_path / "q")
@@ -46,7 +45,7 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "write_weights", full)
+    monkeypatch.setattr(export, "write_safetensors", full)
     with pytest.raises(OSError, match="No space left"):
         export.quantize_model("nano", tmp_path / "q", 4, progress=False)
     assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from kleinlite import Klein
-from kleinlite.checkpoints import find_folder
+from kleinlite.models.opening import find_model
 from kleinlite.nano.judge import asked, edited, held_out_captions, held_out_edits, judge, shown, tally
 from kleinlite.pipeline import to_images, to_pixels
 from kleinlite.sampling import noise
@@ -37,7 +37,7 @@ def levels_apart(image, name):
 
 
 def test_it_is_small():
-    size = sum(f.stat().st_size for f in find_folder("nano").rglob("*") if f.is_file())
+    size = sum(f.stat().st_size for f in find_model("nano").rglob("*") if f.is_file())
     assert size <= 16e6
 
 

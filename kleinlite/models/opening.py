@@ -1,0 +1,305 @@
+"""A model is opened: name → files → configs → weights → parts. Hand-written; chapter 7 shows the heart of it.
+
+`open_checkpoint` reads configs and headers only, so that a model that cannot work is refused before gigabytes are read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from tokenizers import Tokenizer
+
+from ..autoencoder import Autoencoder, AutoencoderConfig
+from ..checkpoints import match, to_mlx
+from ..quantisation import Packed, Packing, join, quantize as pack_module
+from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
+from ..transformer import Transformer, TransformerConfig
+from .configs import check_supported, read_config
+from .download import fetch_model, fetch_parts
+from .files import list_weights_files, load_arrays, read_json, read_metadata
+from .formats import assemble, find_packing, load_weights
+from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
+from .registry import BUNDLED, PARTS
+
+SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded
+
+# ---------------------------------------------------------------- name → files
+
+
+def find_model(name: str) -> Path:
+    """Where a model's files are: a bundled model, a local folder or single file, or a download from the hub."""
+    if name in BUNDLED:
+        return Path(str(files("kleinlite"))) / BUNDLED[name]
+    if Path(name).exists():
+        return Path(name)
+    return fetch_model(name)
+
+
+def part_folder(folder: Path, part: str) -> Path:
+    """The folder of one part. nano-base keeps only its own transformer and takes the rest from nano beside it."""
+    beside = folder.parent / part
+    return beside if beside.is_dir() and not (folder / part).is_dir() else folder / part
+
+
+def find_parts(name: str, parts: str | Path | dict[str, str | Path] | None = None) -> tuple[Path, dict[str, Path]]:
+    """The folder with the model's index and tokenizer, and where each part lies: a folder or a single file."""
+    path = find_model(name)
+    chosen = parts if isinstance(parts, dict) else {}
+    if unknown := set(chosen) - set(PARTS):
+        raise ValueError(f"parts names {', '.join(map(repr, unknown))}; a model's parts are {', '.join(PARTS)}.")
+    if path.is_dir():
+        if parts is not None and not chosen:
+            raise ValueError(
+                f"{name} is a whole model; a name as parts is for a model that is one file. To replace a part, say "
+                'which: parts={"vae": …}.'
+            )
+        folder = path
+    elif parts is not None and not chosen:
+        here = parts in BUNDLED or Path(parts).exists()  # else fetched, without another transformer's weights
+        folder = find_model(str(parts)) if here else fetch_parts(str(parts))
+    elif (path.parent / "model_index.json").exists():
+        folder = path.parent
+    elif not Path(name).exists():  # a released single file: the registry knows where the rest is
+        folder = fetch_parts(name)
+    else:
+        raise ValueError(
+            f'{path} holds a transformer alone. Say where the text encoder and the autoencoder are: parts="4b" or '
+            "another model's name or folder."
+        )
+    paths = {part: part_folder(folder, part) for part in PARTS} | ({"transformer": path} if path.is_file() else {})
+    for part, place in chosen.items():
+        place = find_model(str(place))
+        paths[part] = place / part if (place / part).is_dir() else place
+    return folder, paths
+
+
+# ---------------------------------------------------------------- files → configs, checked against each other
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the pipeline needs to know beside the weights; read from the model's own files."""
+
+    name: str
+    distilled: bool  # few steps, no guidance
+    size: int  # default height and width in pixels
+    tokens: int  # text tokens per prompt
+    kv: bool = False  # the KV variant: reference pictures are computed once, not in every step
+
+    @property
+    def steps(self) -> int:
+        return 4 if self.distilled else 50
+
+    @property
+    def guidance(self) -> float:
+        return 1.0 if self.distilled else 4.0
+
+
+def read_model_info(name: str, folder: Path, paths: dict[str, Path], index: dict, tokens: int) -> ModelInfo:
+    """What the files say about themselves; a single file only has its name to tell a base or a KV model by."""
+    file, distilled = paths["transformer"], index.get("is_distilled", False)
+    if file.is_file() and "klein" in file.name.lower():
+        distilled = "base" not in file.name.lower()
+    called = [Path(name).name, file.name] if file.is_file() else [Path(name).name, folder.name]
+    kv = any(re.search(r"-kv\b", x.lower()) for x in called)
+    if file.is_dir():
+        kv = kv or index.get("_class_name") == "Flux2KleinKVPipeline"
+    size = read_json(part_folder(folder, "vae") / "config.json").get("sample_size", 1024)
+    return ModelInfo(name, distilled, size, tokens, kv)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder. Raises FileNotFoundError or ValueError with a sentence."""
+    path = part_folder(folder, "tokenizer") / "tokenizer.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: the folder is not a complete model in the released layout.")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as e:  # the library has no error of its own
+        raise ValueError(f"{path} is not a tokenizer ({e}): download it again.") from None
+    if tokenizer.token_to_id(PAD) is None:
+        raise ValueError(f"{path} has no {PAD} token, with which prompts are filled up: it is not Qwen's.")
+    return tokenizer
+
+
+# Text features per token → the transformer that reads them; width of the text encoder → its name.
+TRANSFORMERS = {7680: ("4B", "Qwen3-4B"), 12288: ("9B", "Qwen3-8B")}
+TEXT_ENCODERS = {2560: ("Qwen3-4B", "4B"), 4096: ("Qwen3-8B", "9B")}
+
+
+def check_parts(
+    folder: Path, cfg: TransformerConfig, vae_cfg: AutoencoderConfig, text_cfg: TextEncoderConfig, tokenizer: Tokenizer
+) -> None:
+    """Refuse parts that were not made for each other, before gigabytes are read."""
+    text_width, latent, vocab = len(text_cfg.taps) * text_cfg.d, 4 * vae_cfg.latent_channels, tokenizer.get_vocab_size()
+    size, right = TRANSFORMERS.get(cfg.d_text, (None, None))
+    wrong, its_size = TEXT_ENCODERS.get(text_cfg.d, (None, None))
+    if size and its_size and size != its_size:
+        raise ValueError(
+            f"The transformer in {folder} is the {size}, which reads {right}, and the text encoder is {wrong}, which "
+            f"belongs to the {its_size}: take both from one model, for example parts={size.lower()!r}."
+        )
+    misfits = [
+        ("transformer reads", cfg.d_text, "text features per token and the text encoder gives", text_width),
+        ("transformer works on", cfg.d_latent, "latent channels and the autoencoder makes", latent),
+    ]
+    for what, wanted, but, there in misfits:
+        if wanted != there:
+            raise ValueError(f"The {what} {wanted} {but} {there}: the parts in {folder} belong to different models.")
+    if max(text_cfg.taps) > text_cfg.layers or vocab > text_cfg.vocab:
+        raise ValueError(
+            f"The text encoder in {folder} has {text_cfg.layers} layers and {text_cfg.vocab} tokens; model_index.json "
+            f"wants layer {max(text_cfg.taps)}, the tokenizer has {vocab} tokens: parts of different models."
+        )
+
+
+# ---------------------------------------------------------------- weights
+
+
+def place_weights(
+    module: nn.Module, arrays: dict[str, mx.array | Packed], rules: list[tuple[str, ...]]
+) -> dict[str, mx.array | Packed]:
+    """Give every parameter of `module` its tensor, whatever layout the files have. Raises ValueError on what is off.
+
+    rules: what the released folders call our tensors, see `names`; a single file has our own names already.
+    """
+    prefix = "model.diffusion_model."
+    arrays = {  # a counter of the batch norm is no weight
+        name.removeprefix(prefix): w for name, w in arrays.items() if not name.endswith("num_batches_tracked")
+    }
+    ours = dict(tree_flatten(module.parameters()))
+    if sum(name in arrays for name in ours) > len(ours) / 2:
+        rules = []
+    for name, target in ours.items():  # some files keep the autoencoder's attention as 1×1 convolutions
+        if target.ndim == 2 and name in arrays and arrays[name].shape[2:] == (1, 1):
+            arrays[name] = arrays[name].squeeze((2, 3))
+    return match(module, arrays, rules, convert_packed)
+
+
+def convert_packed(names: list[str], tensors: list[mx.array | Packed]) -> mx.array | Packed:
+    """Chapter 7's `to_mlx`, for packed matrices too."""
+    if len({w.shape[1:] for w in tensors}) > 1:
+        return tensors[0]  # they cannot be joined; alone it has not the shape that is asked for, and `match` says so
+    if not any(isinstance(w, Packed) for w in tensors):
+        return to_mlx(names, tensors)
+    if len({(type(w), getattr(w, "packing", None)) for w in tensors}) > 1:
+        return to_mlx(names, [w.decode() if isinstance(w, Packed) else w for w in tensors])
+    return join(tensors).map(lambda rows: to_mlx(names, [rows]))
+
+
+def load_part(module: nn.Module, path: Path, rules: list[tuple[str, ...]], dtype: mx.Dtype) -> nn.Module:
+    """Fill `module` from a part's folder or file, floating-point weights as `dtype`. Returns the module."""
+    return load_weights(module, place_weights(module, load_arrays(path), rules), dtype)
+
+
+def read_packing(path: Path) -> Packing | None:
+    """What a folder's config.json says of its quantised matrices, in the words of MLX's own tools."""
+    found = read_json(path / "config.json").get("quantization") if (path / "config.json").exists() else None
+    return Packing(found.get("mode", "affine"), found["bits"], found["group_size"]) if found else None
+
+
+def only_for_language(name: str, layers: int) -> bool:
+    """Is this tensor of Qwen3 one that only the language model needs: a layer from `layers` on, last norm or head?"""
+    found = re.match(r"(?:model\.)?(?:layers\.(\d+)|norm|lm_head)\.", name)
+    return bool(found) and (found[1] is None or int(found[1]) >= layers)
+
+
+# ---------------------------------------------------------------- parts
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's files, found and checked. Only configs and headers are read; each `load_` builds its part afresh."""
+
+    info: ModelInfo
+    folder: Path  # where model_index.json and the tokenizer are
+    parts: dict[str, tuple]  # "transformer", "text_encoder", "vae" → config and the folder or file with the weights
+    dtype: mx.Dtype  # in which the transformer and the text encoder compute
+    packing: Packing | None = None  # in which they are to be packed when they are loaded
+
+    def load_tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder)
+
+    def load_text_encoder(self) -> TextEncoder:
+        """Qwen3 up to the highest layer that we tap; what lies above is neither built nor read."""
+        return self._load("text_encoder")
+
+    def load_transformer(self) -> Transformer:
+        return self._load("transformer")
+
+    def load_autoencoder(self) -> Autoencoder:
+        """In float32 as in the makers' own code, and never packed: it is small, and bfloat16 leaves bands in skies."""
+        cfg, path = self.parts["vae"]
+        return load_part(Autoencoder(cfg), path, AUTOENCODER_NAMES, mx.float32)
+
+    def _load(self, part: str) -> nn.Module:
+        module, weights = self._place(part)
+        keep = self.packing is not None or self.nbytes(part) >= SMALL_PART_BYTES
+        load_weights(module, weights, self.dtype, keep)
+        del weights  # so that a matrix is forgotten once it is packed
+        return pack_module(module, self.packing, self.dtype) if self.packing else module
+
+    def weights(self, part: str) -> dict[str, mx.array | Packed]:
+        """What belongs into a part, under our names, as stored and not yet read."""
+        return self._place(part)[1]
+
+    def _place(self, part: str) -> tuple[nn.Module, dict[str, mx.array | Packed]]:
+        """A part with the weights that belong into it, none of them read."""
+        cfg, path = self.parts[part]
+        if part == "vae":
+            module = Autoencoder(cfg)
+            return module, place_weights(module, load_arrays(path), AUTOENCODER_NAMES)
+        arrays = assemble(load_arrays(path), read_metadata(path), read_packing(path))
+        if part == "transformer":
+            module = Transformer(cfg)
+            return module, place_weights(module, arrays, TRANSFORMER_NAMES)
+        module = TextEncoder(replace(cfg, layers=max(cfg.taps), tied=True))
+        del module.norm  # it comes after the last layer
+        arrays = {name: w for name, w in arrays.items() if not only_for_language(name, max(cfg.taps))}
+        return module, place_weights(module, arrays, TEXT_ENCODER_NAMES)
+
+    def nbytes(self, part: str) -> int:
+        """Bytes of a part's weights on disk."""
+        return sum(file.stat().st_size for file in list_weights_files(self.parts[part][1]))
+
+
+def open_checkpoint(
+    name: str | Path,
+    *,
+    dtype: mx.Dtype,
+    quantize: int | str | None = None,
+    parts: str | Path | dict[str, str | Path] | None = None,
+) -> Checkpoint:
+    """Find a model and check that its parts are whole and fit together: cheap, since no weight is read.
+
+    name: a bundled or released model, a hub repository, a folder, or a single file with a transformer.
+    dtype: in which to compute. quantize: 3, 4, 5, 6, 8, "mxfp4", "mxfp8" or "nvfp4"; packs what is loaded.
+    parts: for a single file, the model that has the other parts; or a dictionary that replaces parts, as in
+    {"vae": "small-decoder"}.
+    """
+    packing = find_packing(quantize)
+    folder, paths = find_parts(str(name), parts)
+    index = read_json(folder / "model_index.json")
+    check_supported(folder / "model_index.json", index)
+    configs = {}
+    for part in PARTS:
+        try:
+            configs[part] = read_config(part, paths[part], index)
+        except KeyError as e:
+            where = paths[part] if paths[part].is_file() else f"A config.json in {folder}"
+            raise ValueError(f"{where} says nothing about {e}: is this another kind of model?") from None
+    check_parts(folder, configs["transformer"], configs["vae"], configs["text_encoder"], load_tokenizer(folder))
+    info = read_model_info(str(name), folder, paths, index, configs["text_encoder"].tokens)
+    checkpoint = Checkpoint(info, folder, {part: (configs[part], paths[part]) for part in PARTS}, dtype, packing)
+    for part in PARTS:
+        weights = checkpoint.weights(part).values()  # every tensor has its place, or this says which has not
+        packed = next((w.packing for w in weights if isinstance(w, Packed) and w.packing.mode != "fp8"), None)
+        if packing and packed:
+            raise ValueError(f"{name} is quantised already ({packed.mode}, {packed.bits} bits): leave quantize out.")
+    return checkpoint
