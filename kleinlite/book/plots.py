@@ -222,3 +222,62 @@ def strip(mark: str = "") -> None:
         ax.text(x, y - 0.17, shape, ha="center", va="center", fontsize=6, color=ink)
     plt.subplots_adjust(0, 0, 1, 1)
     finish()
+
+
+def blocks() -> None:
+    """The two kinds of block side by side: text and picture apart, then glued together."""
+    _, ax = plt.subplots(figsize=(7.4, 3.9))
+    ax.set(xlim=(0, 12.4), ylim=(0, 8.2))
+    ax.axis("off")
+
+    def box(x: float, y: float, text: str, width: float = 1.9, colour: str = "#eef1f8") -> None:
+        style = {"boxstyle": "round,pad=0.05", "facecolor": colour, "edgecolor": "#8a94b8"}
+        ax.add_patch(FancyBboxPatch((x - width / 2, y - 0.3), width, 0.6, **style))
+        ax.text(x, y, text, ha="center", va="center", fontsize=7)
+
+    def arrow(x0: float, y0: float, x1: float, y1: float, bend: float = 0.0) -> None:
+        style = {"arrowstyle": "->", "color": "#555", "connectionstyle": f"arc3,rad={bend}"}
+        ax.annotate("", (x1, y1), (x0, y0), arrowprops=style)
+
+    def plus(x: float, y: float) -> None:
+        ax.text(x, y, "+", ha="center", va="center", fontsize=9, bbox={"boxstyle": "circle,pad=0.12", "fc": "white"})
+
+    for x, side, name, colour in ((1.6, -1, "text (m, d)", "#fdf3e7"), (5.2, 1, "picture (n, d)", "#e7f3ec")):
+        ax.text(x, 7.95, name, ha="center", va="center", fontsize=8, weight="bold")
+        stack = [(7.2, "norm · scale, shift"), (6.4, "q, k, v"), (4.4, "projection · gate"), (2.8, "norm · scale, shift"),
+                 (2.0, "MLP (SwiGLU) · gate")]  # fmt: skip
+        for y, text in stack:
+            box(x, y, text, colour=colour)
+        arrow(x, 7.78, x, 7.55)
+        arrow(x, 6.9, x, 6.75)
+        arrow(x, 6.1, x - side * 0.4, 5.75)
+        arrow(x - side * 0.4, 5.1, x, 4.75)
+        for start, end, middle in ((7.7, 3.6, 4.1), (3.6, 1.2, 1.7)):
+            arrow(x + side * 0.05, start - 0.03, x + side * 0.2, end + 0.05, bend=-side * 0.75)
+            arrow(x, middle, x, end + 0.2)
+            plus(x, end)
+        arrow(x, 3.4, x, 3.15)
+        arrow(x, 2.5, x, 2.35)
+        arrow(x, 1.0, x, 0.6)
+    box(3.4, 5.43, "attention over m + n tokens", width=5.3, colour="#e3e9fb")
+    ax.text(3.4, 0.25, "double block: own weights, one attention", ha="center", fontsize=8)
+
+    x = 10.0
+    ax.text(x, 7.95, "text and picture (m + n, d)", ha="center", va="center", fontsize=8, weight="bold")
+    box(x, 7.2, "norm · scale, shift")
+    box(x, 6.4, "one matrix: q, k, v | gate, up", width=3.4)
+    box(x - 1.0, 5.43, "attention", colour="#e3e9fb")
+    box(x + 1.1, 5.43, "SwiGLU")
+    box(x, 4.4, "one matrix · gate", width=3.4)
+    arrow(x, 7.78, x, 7.55)
+    arrow(x, 6.9, x, 6.75)
+    for aside in (-1.0, 1.1):
+        arrow(x + aside, 6.1, x + aside, 5.78)
+        arrow(x + aside, 5.1, x + aside * 0.8, 4.75)
+    arrow(x + 0.1, 7.7, x + 0.2, 3.65, bend=-0.8)
+    arrow(x, 4.1, x, 3.8)
+    plus(x, 3.6)
+    arrow(x, 3.4, x, 2.9)
+    ax.text(x, 0.25, "single block: one stream, side by side", ha="center", fontsize=8)
+    plt.subplots_adjust(0, 0, 1, 1)
+    finish()
