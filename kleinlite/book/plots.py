@@ -235,9 +235,13 @@ def blocks() -> None:
         ax.add_patch(FancyBboxPatch((x - width / 2, y - 0.3), width, 0.6, **style))
         ax.text(x, y, text, ha="center", va="center", fontsize=7)
 
-    def arrow(x0: float, y0: float, x1: float, y1: float, bend: float = 0.0) -> None:
-        style = {"arrowstyle": "->", "color": "#555", "connectionstyle": f"arc3,rad={bend}"}
-        ax.annotate("", (x1, y1), (x0, y0), arrowprops=style)
+    def arrow(x0: float, y0: float, x1: float, y1: float) -> None:
+        ax.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "->", "color": "#555"})
+
+    def around(x: float, top: float, bottom: float, aside: float) -> None:
+        """The residual stream: past the boxes, into the next plus."""
+        ax.plot([x, x + aside, x + aside], [top, top, bottom], color="#555", linewidth=1)
+        arrow(x + aside, bottom, x + (0.2 if aside > 0 else -0.2), bottom)
 
     def plus(x: float, y: float) -> None:
         ax.text(x, y, "+", ha="center", va="center", fontsize=9, bbox={"boxstyle": "circle,pad=0.12", "fc": "white"})
@@ -252,8 +256,8 @@ def blocks() -> None:
         arrow(x, 6.9, x, 6.75)
         arrow(x, 6.1, x - side * 0.4, 5.75)
         arrow(x - side * 0.4, 5.1, x, 4.75)
-        for start, end, middle in ((7.7, 3.6, 4.1), (3.6, 1.2, 1.7)):
-            arrow(x + side * 0.05, start - 0.03, x + side * 0.2, end + 0.05, bend=-side * 0.75)
+        for start, end, middle in ((7.66, 3.6, 4.1), (3.28, 1.2, 1.7)):
+            around(x, start, end, side * 1.25)
             arrow(x, middle, x, end + 0.2)
             plus(x, end)
         arrow(x, 3.4, x, 3.15)
@@ -274,7 +278,7 @@ def blocks() -> None:
     for aside in (-1.0, 1.1):
         arrow(x + aside, 6.1, x + aside, 5.78)
         arrow(x + aside, 5.1, x + aside * 0.8, 4.75)
-    arrow(x + 0.1, 7.7, x + 0.2, 3.65, bend=-0.8)
+    around(x, 7.66, 3.6, 2.3)
     arrow(x, 4.1, x, 3.8)
     plus(x, 3.6)
     arrow(x, 3.4, x, 2.9)
