@@ -1,8 +1,9 @@
 """The transformer.
 
-We build the network that looks at a noisy picture and a prompt and says in which direction the picture lies.
+We build the network that reads a noisy picture and a prompt and answers with a velocity: the direction away from
+the picture.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal ce882b3a)
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 00d6af4e)
 """
 
 import math
@@ -143,7 +144,7 @@ def join_heads(x: mx.array) -> mx.array:
 
 
 def roped_attention(q: mx.array, k: mx.array, v: mx.array, rope: tuple[mx.array, mx.array]) -> mx.array:
-    """Everyone looks at everyone, positions turned in. (b, nh, s, hd) → (b, s, d)"""
+    """Every token attends to every token, queries and keys rotated by position. (b, nh, s, hd) → (b, s, d)"""
     q, k = apply_rope(q, rope), apply_rope(k, rope)
     return join_heads(attention(q, k, v, scale=q.shape[-1] ** -0.5))
 

@@ -248,8 +248,8 @@ def blocks() -> None:
 
     for x, side, name, colour in ((1.6, -1, "text (m, d)", "#fdf3e7"), (5.2, 1, "picture (n, d)", "#e7f3ec")):
         ax.text(x, 7.95, name, ha="center", va="center", fontsize=8, weight="bold")
-        stack = [(7.2, "norm · scale, shift"), (6.4, "q, k, v"), (4.4, "projection · gate"), (2.8, "norm · scale, shift"),
-                 (2.0, "MLP (SwiGLU) · gate")]  # fmt: skip
+        read, out = "norm · scale, shift", "MLP (SwiGLU) · gate"
+        stack = [(7.2, read), (6.4, "q, k, v"), (4.4, "projection · gate"), (2.8, read), (2.0, out)]
         for y, text in stack:
             box(x, y, text, colour=colour)
         arrow(x, 7.78, x, 7.55)
