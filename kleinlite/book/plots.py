@@ -48,7 +48,7 @@ def as_image(x: mx.array | Image.Image):
     return (mx.clip(x / 2 + 0.5, 0, 1) if x.ndim == 3 else x).tolist()
 
 
-def light(picture: Image.Image) -> tuple[bytes, str]:
+def compress(picture: Image.Image) -> tuple[bytes, str]:
     """A file small enough to be committed with its notebook: a photo's JPEG or a plot's PNG of 256 colours; which."""
     file, picture = io.BytesIO(), picture.convert("RGB")
     if picture.getcolors(4096) is None:  # more than that: plots have one or two thousand, by their soft edges
@@ -66,7 +66,7 @@ def finish(dots: int = 160, sharper: float = 2) -> None:
     plt.close()
     picture = Image.open(drawn)
     width, height = (round(side / sharper) for side in picture.size)
-    file, kind = light(picture)
+    file, kind = compress(picture)
     display(Picture(file, format=kind, width=width, height=height))
 
 

@@ -140,7 +140,7 @@ def test_type_a_prompt_and_draw(page):
     after = page.evaluate(PIXELS)
     changed = sum(abs(a - b) > 32 for a, b in zip(before, after)) / len(before)
     assert changed > 0.1, f"only {changed:.0%} of the values changed"
-    assert '"a yellow star on a green background", width=96' in page.locator(".kleinlite-call").inner_text()
+    assert '"a yellow star on a green background", width=96' in page.locator(".kleinlite-code").inner_text()
     expect(page.locator(".kleinlite-gallery img")).to_have_count(2)
     click(page, ".kleinlite-gallery > :nth-child(2) button")  # the first picture, now behind the new one
     says(page, "a red circle above a blue square")
@@ -166,7 +166,7 @@ def test_a_picture_dropped_beside_the_button_is_a_reference(page, tmp_path):
     width = page.locator(field(page, "width"))
     expect(width).to_have_value("112", timeout=60_000)
     click(page, DRAW)
-    expect(page.locator(".kleinlite-call")).to_contain_text("sunset.png", timeout=60_000)
+    expect(page.locator(".kleinlite-code")).to_contain_text("sunset.png", timeout=60_000)
     expect(page.locator(".kleinlite-gallery img")).to_have_count(4, timeout=120_000)
     assert page.evaluate(PIXELS)[:2] == [112, 80]
     click(page, "button[title='no reference']")
@@ -189,7 +189,7 @@ def test_stop_ends_a_long_run(page):
     time.sleep(1.5)
     assert page.locator(SAYS).inner_text() == stopped and page.evaluate(PIXELS) == last
     expect(page.locator(STOP)).to_be_disabled()
-    expect(page.locator(".kleinlite-call")).to_contain_text("islice(klein.stream(")
+    expect(page.locator(".kleinlite-code")).to_contain_text("islice(klein.stream(")
 
 
 def test_nothing_leaves_this_machine(page, lab):

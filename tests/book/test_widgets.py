@@ -3,7 +3,6 @@
 import base64
 import io
 import threading
-from datetime import datetime, timezone
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -13,6 +12,9 @@ from PIL import Image
 
 from kleinlite import transformer
 from kleinlite.book import widgets
+from kleinlite.book.widgets.explorers import record_attention
+from kleinlite.book.widgets.panel import to_png
+from kleinlite.book.widgets.playground import JOBS
 from kleinlite.pipeline import Klein, prepare_reference, to_pixels
 from kleinlite.sampling import empirical_mu
 
@@ -29,27 +31,24 @@ def klein() -> Klein:
 def play(klein):
     panel = widgets.playground(klein)
     yield panel
-    panel.halt.set()
+    panel.stop_requested.set()
     assert panel.idle.wait(60)
 
 
-def wish(panel, **values) -> None:
+def fill(panel, **values) -> None:
     for name, value in values.items():
         getattr(panel.parts, name).value = value
 
 
 def draw(panel, **values) -> None:
-    wish(panel, **values)
+    fill(panel, **values)
     panel.parts.draw.click()
     assert panel.idle.wait(60)
 
 
 def upload(panel, *files: tuple[str, bytes]) -> None:
-    now = datetime.now(timezone.utc)
-    panel.parts.upload.value = tuple(
-        {"name": name, "type": "image/png", "size": len(content), "content": memoryview(content), "last_modified": now}
-        for name, content in files
-    )
+    """As the browser sends them."""
+    panel.parts.files.value = [{"name": name, "content": memoryview(content)} for name, content in files]
 
 
 def stop_at(panel, step: int) -> None:
@@ -63,14 +62,14 @@ def shown(panel) -> Image.Image:
 
 def again(panel) -> Image.Image:
     """What the code under the picture draws."""
-    *lines, last = panel.code.split("\n")
+    *lines, last = panel.parts.code.value.split("\n")
     names = {}
     exec("\n".join(lines), names)
     return eval(last, names)
 
 
 def gradient(width: int, height: int) -> bytes:
-    return widgets.png(Image.linear_gradient("L").resize((width, height)).convert("RGB"))
+    return to_png(Image.linear_gradient("L").resize((width, height)).convert("RGB"))
 
 
 # The playground
@@ -78,7 +77,7 @@ def gradient(width: int, height: int) -> bytes:
 
 def test_the_first_picture_is_there_at_once(play, klein):
     assert shown(play).tobytes() == klein(PROMPT, seed=7, progress=False).tobytes()
-    assert "seed 7" in play.parts.says.value
+    assert "seed 7" in play.parts.status.value
     assert len(play.parts.gallery.children) == 1
     assert not play.parts.draw.disabled and play.parts.stop.disabled
 
@@ -88,7 +87,7 @@ def test_generate_and_the_call_that_draws_it_again(play):
     draw(play, prompt='a "yellow" star', width=64, height=80, steps=3, seed=2**33)
     assert shown(play).size == (64, 80) != before.size
     assert again(play).tobytes() == shown(play).tobytes()
-    assert "seed 8589934592" in play.parts.says.value
+    assert "seed 8589934592" in play.parts.status.value
 
 
 def test_every_step_is_shown(play):
@@ -113,7 +112,7 @@ def test_with_references(play, tmp_path, monkeypatch):
     assert play.parts.width.value == 96 == play.parts.height.value
     assert not play.parts.references.children
     draw(play, prompt="put both together", steps=2)
-    assert "Image.open" not in play.code
+    assert "Image.open" not in play.parts.code.value
 
 
 def test_a_base_model_has_guidance():
@@ -121,7 +120,7 @@ def test_a_base_model_has_guidance():
     panel = widgets.playground(base)
     assert panel.parts.gallery.children == ()  # a slow model does not draw before it is asked to
     draw(panel, width=32, height=32, steps=2, guidance=2.5)
-    assert "guidance=2.5" in panel.code and 'from_pretrained("nano-base")' in panel.code
+    assert "guidance=2.5" in panel.parts.code.value and 'from_pretrained("nano-base")' in panel.parts.code.value
     assert again(panel).tobytes() == shown(panel).tobytes()
 
 
@@ -129,21 +128,21 @@ def test_stop_in_the_middle(play):
     stop_at(play, 3)
     draw(play, steps=500, seed=5)
     assert 3 <= play.parts.progress.value <= 4
-    assert "stopped after" in play.parts.says.value and "of 500 steps" in play.parts.says.value
+    assert "stopped after" in play.parts.status.value and "of 500 steps" in play.parts.status.value
     assert not play.parts.draw.disabled and play.parts.stop.disabled
     assert again(play).tobytes() == shown(play).tobytes()
     draw(play, steps=1)  # and it draws again
-    assert "stopped" not in play.parts.says.value
+    assert "stopped" not in play.parts.status.value
 
 
 def test_stop_before_the_first_step(play):
     busy, before = threading.Event(), play.parts.picture.value
-    widgets.JOBS.put(busy.wait)
+    JOBS.put(busy.wait)
     play.parts.draw.click()
     play.parts.stop.click()
     busy.set()
     assert play.idle.wait(60)
-    assert "stopped before the first step" in play.parts.says.value
+    assert "stopped before the first step" in play.parts.status.value
     assert play.parts.picture.value == before and len(play.parts.gallery.children) == 1
 
 
@@ -163,13 +162,13 @@ def test_draw_while_drawing_does_nothing(play):
         ({"prompt": "a red circle " * 40}, "shorten"),  # found out while drawing, in the thread
     ],
 )
-def test_wrong_wishes_are_answered_in_a_sentence(play, values, sentence):
+def test_wrong_requests_are_answered_in_a_sentence(play, values, sentence):
     before = play.parts.picture.value
     draw(play, **values)
-    assert sentence in play.parts.says.value and "kleinlite-wrong" in play.parts.says.value
+    assert sentence in play.parts.status.value and "kleinlite-wrong" in play.parts.status.value
     assert play.parts.picture.value == before and len(play.parts.gallery.children) == 1
     draw(play, prompt=PROMPT, width=96, steps=1, seed=1)
-    assert "kleinlite-wrong" not in play.parts.says.value
+    assert "kleinlite-wrong" not in play.parts.status.value
 
 
 @pytest.mark.parametrize(
@@ -182,25 +181,25 @@ def test_wrong_wishes_are_answered_in_a_sentence(play, values, sentence):
 )
 def test_wrong_references_are_answered_in_a_sentence(play, content, sentence):
     upload(play, ("x.png", content))
-    assert sentence in play.parts.says.value
+    assert sentence in play.parts.status.value
     draw(play)
-    assert sentence in play.parts.says.value and len(play.parts.gallery.children) == 1
+    assert sentence in play.parts.status.value and len(play.parts.gallery.children) == 1
 
 
 def test_what_the_reader_writes_is_shown_as_text(play):
     draw(play, prompt="<b>$x$ & 'y'</b>", steps=1)
-    assert "&lt;b&gt;" in play.parts.says.value and "&lt;b&gt;" in play.parts.call.value
+    assert "&lt;b&gt;" in play.parts.status.value and "<b>" in play.parts.code.value
     assert again(play).tobytes() == shown(play).tobytes()
 
 
 def test_gallery_brings_a_picture_back(play):
-    first, code = play.parts.picture.value, play.code
+    first, code = play.parts.picture.value, play.parts.code.value
     draw(play, prompt="a yellow star", seed=3)
     assert play.parts.picture.value != first and len(play.parts.gallery.children) == 2
     oldest = play.parts.gallery.children[-1]
-    oldest.children[1].children[0].click()
-    assert play.parts.picture.value == first and play.code == code
-    assert PROMPT in play.parts.says.value
+    oldest.click()
+    assert play.parts.picture.value == first and play.parts.code.value == code
+    assert PROMPT in play.parts.status.value
 
 
 def test_dice_and_enter(play):
@@ -208,7 +207,7 @@ def test_dice_and_enter(play):
     assert play.parts.seed.value != 7
     play.parts.prompt._handle_custom_msg({"event": "submit"}, [])  # what the browser sends for Enter
     assert play.idle.wait(60)
-    assert f"seed={play.parts.seed.value}" in play.code
+    assert f"seed={play.parts.seed.value}" in play.parts.code.value
 
 
 # The explorers
@@ -253,9 +252,7 @@ def test_schedule_explorer():
 def test_rope_explorer():
     panel = widgets.rope_explorer()
     moves(panel, row=0, column=15, among=20)
-    buttons = panel.children[-1].children[1].children
-    assert len(buttons) == 256
-    buttons[3 * 16 + 12].click()
+    panel.parts.picture._handle_custom_msg({"row": 3, "column": 12}, [])  # what the browser sends for a click
     assert (panel.parts.row.value, panel.parts.column.value) == (3, 12)
 
 
@@ -269,9 +266,9 @@ def test_latent_explorer(klein):
 
 
 def test_attention_viewer(klein):
-    honest = transformer.roped_attention
+    original = transformer.roped_attention
     panel = widgets.attention_viewer(klein, PROMPT)
-    assert transformer.roped_attention is honest
+    assert transformer.roped_attention is original
     assert [word for word, _ in panel.parts.word.options] == PROMPT.split()
     assert len(panel.parts.block.options) == 1 + BLOCKS
     first = panel.parts.word.options[1][1]
@@ -282,7 +279,7 @@ def test_attention_viewer(klein):
 
 
 def test_attention_is_what_the_model_uses(klein):
-    steps, maps = widgets.watch_attention(klein, PROMPT, seed=7)
+    steps, maps = record_attention(klein, PROMPT, seed=7)
     assert len(steps) == len(maps) == 4
     assert all(m.shape == (BLOCKS, 36, klein.info.tokens) for m in maps)
     assert all((m >= 0).all().item() and (m.sum(axis=-1) <= 1 + 1e-5).all().item() for m in maps)
@@ -291,7 +288,7 @@ def test_attention_is_what_the_model_uses(klein):
 
 
 def test_attention_hook_is_taken_off_after_an_error(klein):
-    honest = transformer.roped_attention
+    original = transformer.roped_attention
     with pytest.raises(ValueError, match="shorten"):
         widgets.attention_viewer(klein, "a red circle " * 40)
 
@@ -301,22 +298,22 @@ def test_attention_hook_is_taken_off_after_an_error(klein):
 
     broken = SimpleNamespace(info=klein.info, transformer=klein.transformer, stream=breaks)
     with pytest.raises(RuntimeError, match="out of memory"):
-        widgets.watch_attention(broken, PROMPT, seed=7)
-    assert transformer.roped_attention is honest
+        record_attention(broken, PROMPT, seed=7)
+    assert transformer.roped_attention is original
 
 
 def test_attention_of_others_is_not_caught(klein, play):
     """The playground may be drawing meanwhile, in its own thread."""
-    alone = widgets.watch_attention(klein, PROMPT, seed=7)[1]
+    alone = record_attention(klein, PROMPT, seed=7)[1]
 
-    def slowly(*wishes, **more):
-        steps = klein.stream(*wishes, **more)
+    def slowly(*request, **more):
+        steps = klein.stream(*request, **more)
         for _ in alone:
             draw(play, prompt="a tree", steps=1)
             yield next(steps)
 
     busy = SimpleNamespace(info=klein.info, transformer=klein.transformer, stream=slowly)
-    caught = widgets.watch_attention(busy, PROMPT, seed=7)[1]
+    caught = record_attention(busy, PROMPT, seed=7)[1]
     assert all(mx.array_equal(a, b) for a, b in zip(alone, caught))
 
 

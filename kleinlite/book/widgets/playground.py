@@ -1,0 +1,207 @@
+"""The playground: fields for a request, the picture as it comes, those before, and the code that draws each again."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from html import escape
+from queue import SimpleQueue
+from time import perf_counter as clock
+
+import ipywidgets as ipw
+import mlx.core as mx
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ...models.opening import ModelInfo
+from ...pipeline import Klein, Step, prepare_reference
+from .panel import Clickable, Code, Files, Panel, make_row, make_thumbnail, show_pictures, to_png
+
+__all__ = ["Playground", "playground"]
+
+PROMPT = "a red circle above a blue square"
+
+
+def reproduction_code(model: str, request: dict, files: list[str], stopped: int = 0) -> str:
+    """The lines that draw a picture again; stopped: after how many steps, if it was."""
+    quoted = lambda text: json.dumps(text, ensure_ascii=False)
+    said = [quoted(request["prompt"]), *(f"{k}={v}" for k, v in request.items() if k not in ("prompt", "images"))]
+    if files:
+        said.append(f"images=[{', '.join(f'Image.open({quoted(name)})' for name in files)}]")
+    lines = ["from kleinlite import Klein", *["from PIL import Image"] * bool(files), ""]
+    lines += [f"klein = Klein.from_pretrained({quoted(model)})"]
+    if not stopped:
+        return "\n".join([*lines, f"klein({', '.join(said)})"])
+    lines += [f"*_, step = islice(klein.stream({', '.join(said)}), {stopped})", "step.preview()"]
+    return "\n".join(["from itertools import islice", "", *lines])
+
+
+JOBS: SimpleQueue[Callable] = SimpleQueue()
+
+
+def run_jobs() -> None:
+    """One thread draws for all playgrounds, and never ends: MLX keeps what it sets up for a thread to its exit."""
+    while True:
+        JOBS.get()()
+
+
+threading.Thread(target=run_jobs, name="kleinlite", daemon=True).start()
+
+
+def make_controls(info: ModelInfo) -> dict[str, ipw.Widget]:
+    """All that a playground consists of, by name."""
+    sized = lambda pixels, kind, *value, **traits: kind(*value, layout={"width": f"{pixels}px"}, **traits)
+    empty = to_png(Image.new("RGB", (info.size, info.size), "#e6e9f2"))
+    return {
+        "prompt": ipw.Text(PROMPT, placeholder="What shall be drawn?", layout={"flex": "1 1 300px", "width": "auto"}),
+        "draw": sized(96, ipw.Button, description="Draw", icon="paint-brush", button_style="primary"),
+        "stop": sized(84, ipw.Button, description="Stop", icon="stop", disabled=True),
+        "width": sized(76, ipw.IntText, info.size, step=16, description="width"),
+        "height": sized(76, ipw.IntText, info.size, step=16, description="height"),
+        "steps": sized(76, ipw.IntText, info.steps, description="steps"),
+        "guidance": sized(76, ipw.FloatText, info.guidance, step=0.5, description="guidance"),
+        "seed": sized(116, ipw.IntText, 7, description="seed"),
+        "dice": sized(36, ipw.Button, icon="random", tooltip="another seed"),
+        "files": Files().add_class("kleinlite-files"),
+        "references": make_row(),
+        "clear": sized(36, ipw.Button, icon="times", tooltip="no reference"),
+        "picture": sized(336, ipw.Image, value=empty),
+        "progress": ipw.IntProgress(layout={"width": "auto"}),
+        "status": ipw.HTML(),
+        "gallery": make_row(kinds=("gallery",)),
+        "code": Code().add_class("kleinlite-code"),
+    }
+
+
+def open_pictures(files: list[dict]) -> list[Image.Image]:
+    """What the field for references holds, as pictures."""
+    pictures = []
+    for file in files:
+        try:
+            pictures.append(Image.open(io.BytesIO(file["content"])).convert("RGB"))
+        except OSError:
+            raise ValueError(f"{file['name']} is not a picture, or one of a kind that cannot be read.") from None
+    return pictures
+
+
+class Playground(Panel):
+    """Fields for a request, the picture as it comes, and those before. Draws in a thread, so that Stop can be heard."""
+
+    def __init__(self, klein: Klein):
+        self.klein, self.stop_requested, self.idle = klein, threading.Event(), threading.Event()
+        self.previews, info = [], klein.info  # previews: (noise level, picture) of the last run
+        # Weights are read when first used, and MLX lets no thread finish what another began. So read them here.
+        mx.eval([part.parameters() for part in (klein.text_encoder, klein.transformer, klein.autoencoder)])
+        parts = make_controls(info)
+        hidden = {"guidance"} if info.distilled else set()
+        pick = lambda names: [parts[name] for name in names.split() if name not in hidden]
+        numbers = pick("width height steps guidance seed dice files references")
+        rows = [make_row(*pick("prompt draw stop")), make_row(*numbers, kinds=("row", "fields"))]
+        rows += pick("progress status")
+        side = ipw.VBox(pick("gallery code")).add_class("kleinlite-side")
+        super().__init__([*rows, make_row(parts["picture"], side, kinds=("stage",))], **parts)
+        parts["draw"].on_click(self.generate)
+        parts["prompt"].on_msg(lambda _, message, __: message.get("event") == "submit" and self.generate())  # Enter
+        parts["stop"].on_click(lambda _: self.stop_requested.set())
+        parts["dice"].on_click(lambda _: parts["seed"].set_trait("value", random.randrange(2**31)))
+        parts["clear"].on_click(lambda _: parts["files"].set_trait("value", []))
+        parts["files"].observe(self.show_references, "value")
+        self.show_references()
+        self.idle.set()
+        self.show_status("Say what you want to see, and press Draw.")
+        if info.name == "nano":  # it takes a moment, and there is something to see
+            self.generate()
+            self.idle.wait()
+
+    def show_status(self, text: str, kind: str = "fine") -> None:
+        self.parts.status.value = f'<div role="status" class="kleinlite-{kind}">{escape(text)}</div>'
+
+    def show_references(self, _=None) -> None:
+        """Show the references small, and let the first one decide the size."""
+        parts, size, pictures = self.parts, self.klein.info.size, []
+        try:
+            pictures = open_pictures(parts.files.value)
+            sizes = [prepare_reference(picture).size for picture in pictures]
+            parts.width.value, parts.height.value = [*sizes, (size, size)][0]
+            self.show_status("")
+        except ValueError as error:
+            self.show_status(str(error), "wrong")
+        thumbnails = [ipw.Image(value=to_png(make_thumbnail(p, 56)), layout={"height": "28px"}) for p in pictures]
+        parts.references.children = [*thumbnails, parts.clear] if parts.files.value else []
+
+    def generate(self, _=None) -> None:
+        """Start to draw what the fields say, or say what is wrong with it; returns at once."""
+        parts, info = self.parts, self.klein.info
+        if not self.idle.is_set():
+            return
+        names = ["prompt", "width", "height", "steps", *([] if info.distilled else ["guidance"]), "seed"]
+        try:
+            request = {name: getattr(parts, name).value for name in names}
+            request["images"] = open_pictures(parts.files.value)
+            steps = self.klein.stream(**request, progress=False)
+        except ValueError as error:
+            return self.show_status(str(error), "wrong")
+        self.stop_requested.clear()
+        self.idle.clear()
+        parts.draw.disabled, parts.stop.disabled = True, False
+        parts.progress.value, parts.progress.max = 0, request["steps"]
+        files = [file["name"] for file in parts.files.value]
+        self.show_status("reading the prompt")
+        parts.code.value = reproduction_code(info.name, request, files)
+        JOBS.put(lambda: self.show_steps(steps, request, files))
+
+    def show_steps(self, steps: Iterator[Step], request: dict, files: list[str]) -> None:
+        """Run in the drawing thread: shows every step, and looks between two of them whether Stop was pressed."""
+        parts, previews, start = self.parts, [], clock()
+        try:
+            while not self.stop_requested.is_set() and (step := next(steps, None)):
+                preview = step.preview()
+                previews.append((step.t, make_thumbnail(preview, 192)))
+                parts.picture.value, parts.progress.value = to_png(preview), len(previews)
+                self.show_status(
+                    f"step {len(previews)} of {request['steps']}, noise level {step.t:.3f} → {step.t_next:.3f}"
+                )
+            if not previews:
+                return self.show_status("stopped before the first step")
+            self.previews, stopped = previews, len(previews) if len(previews) < request["steps"] else 0
+            end = f"stopped after {stopped} of {request['steps']} steps" if stopped else f"{clock() - start:.1f} s"
+            words = f"{request['prompt']} · seed {request['seed']} · {end}"
+            self.add_to_gallery(preview, words, reproduction_code(self.klein.info.name, request, files, stopped))
+        except Exception as error:  # nobody else hears of it in a thread
+            self.show_status(str(error), "wrong")
+        finally:
+            parts.stop.disabled, parts.draw.disabled = True, False
+            self.idle.set()
+
+    def add_to_gallery(self, picture: Image.Image, words: str, code: str) -> None:
+        """Show a finished picture with what made it, and keep it small to come back to."""
+        file = to_png(picture)
+
+        def show(*_):
+            self.parts.picture.value, self.parts.code.value = file, code
+            self.show_status(words)
+
+        show()
+        thumbnail = to_png(make_thumbnail(picture, 144))
+        thumbnail = Clickable(show, value=thumbnail, title=words, layout={"width": "72px"})
+        self.parts.gallery.children = [thumbnail, *self.parts.gallery.children]
+
+    @property
+    def still(self) -> bytes:
+        """The last run as a film strip."""
+        if not self.previews:
+            return super().still
+        picks = sorted({round(i * (len(self.previews) - 1) / 5) for i in range(6)})
+        width, height = self.previews[0][1].size
+        figure = Figure(figsize=(1.5 * len(picks), 1.5 * height / width + 0.2), layout="constrained")
+        titles = {f"step {i + 1}, t = {self.previews[i][0]:.2f}": self.previews[i][1] for i in picks}
+        show_pictures(figure.subplots(1, len(picks), squeeze=False)[0], titles)
+        return to_png(figure)
+
+
+def playground(klein: Klein | None = None) -> Playground:
+    """Ask, watch, stop, look back: the whole pipeline with buttons. klein-nano if no model is given."""
+    return Playground(klein or Klein.from_pretrained())
