@@ -60,7 +60,7 @@ def describe(module: griffe.Module) -> Module:
     """One module: what it says about itself, and the definitions that others may use."""
     about = docstring(module)
     promoted = PROMOTED.search(about)
-    defined = {name: member for name, member in module.members.items() if not member.is_alias}
+    defined = {name: member for name, member in module.members.items() if not (member.is_alias or member.is_module)}
     if module.exports is None:
         names = [n for n, m in defined.items() if (m.is_function or m.is_class) and m.docstring and n[0] != "_"]
     else:
