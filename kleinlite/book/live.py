@@ -1,8 +1,7 @@
-"""What the pages need to draw in a visitor's browser: scripts, and klein-nano cut so that nobody loads what is not used.
+"""What the site's pages take to draw in a visitor's browser: scripts, and klein-nano, sharded by what needs a weight.
 
-Both are copied beside the chapters when the site is built, each to a folder named after what it holds: a browser that
-keeps an old script never meets new weights. The model's folder stays one that `Klein.from_pretrained` and diffusers
-load: its weights are sharded by what needs them, the safetensors way.
+Both are copied beside the chapters when the site is built, each to a folder named after its content: a browser that
+keeps an old script never meets new weights. The model's folder stays one that `Klein.from_pretrained` and diffusers load.
 """
 
 from __future__ import annotations
@@ -10,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import struct
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "javascript"
 NANO = Path(__file__).parents[1] / "nano"
 FOLDER = "live"  # beside the chapters; not in git
-LATER = {"vae": r"(encoder|quant_conv)\.", "text_encoder": r"model\.norm\."}  # what drawing does without: a shard of its own
+FIRST, MODELS = 16_000_000, 40_000_000  # bytes: before the first picture, and in all
+MARK = re.compile(r"\{\{#live (\w+)\}\}")
 
 
 def shards(file: Path, later: str) -> dict[str, bytes]:
@@ -44,11 +45,11 @@ def shards(file: Path, later: str) -> dict[str, bytes]:
 
 
 def model_files(nano: Path = NANO) -> dict[str, bytes]:
-    """The model's folder as the site serves it, by path."""
+    """The model's folder as the site serves it, by path. What drawing does without has shards of its own."""
     config = json.loads((nano / "text_encoder/config.json").read_text("utf-8"))
     taps = json.loads((nano / "model_index.json").read_text("utf-8"))["text_encoder_out_layers"]
     above = "|".join(str(layer) for layer in range(max(taps), config["num_hidden_layers"]))
-    later = LATER | {"text_encoder": rf"model\.(norm|layers\.({above}))\."}
+    later = {"vae": r"(encoder|quant_conv)\.", "text_encoder": rf"model\.(norm|layers\.({above}))\."}
     found = {}
     for file in sorted(f for f in nano.rglob("*") if f.suffix in (".json", ".safetensors")):
         path = file.relative_to(nano)
@@ -60,19 +61,56 @@ def model_files(nano: Path = NANO) -> dict[str, bytes]:
     return found
 
 
-def script_files() -> dict[str, bytes]:
-    return {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in (".js", ".wasm", ".css")}
+def weights(files: dict[str, bytes]) -> dict[str, int]:
+    """Bytes that the browser loads: before the first picture, to edit, and for the base model."""
+    sizes = {path: len(content) for path, content in files.items()}
+    base = {path for path in sizes if path.startswith("base/")}
+    later = {path for path in sizes if "-00002-of-" in path} - base
+    encoder = {path for path in later if path.startswith("vae/")}
+    unread = {path for path in sizes if path.startswith("scheduler/") or path.endswith("tokenizer_config.json")}
+    first = sizes.keys() - base - later - unread
+    return {name: sum(sizes[p] for p in paths) for name, paths in (("first", first), ("encoder", encoder), ("base", base))}
 
 
 def write(folder: Path, name: str, files: dict[str, bytes]) -> str:
-    """Write files to folder/name-HASH, if it is not there, and nothing else of that name stays; returns its name."""
+    """Write files to folder/name-HASH and remove what was there before under that name; returns name-HASH."""
     digest = hashlib.sha256()
     for path, content in files.items():
         digest.update(f"{path} {len(content)}\n".encode() + content)
     called = f"{name}-{digest.hexdigest()[:10]}"
+    for old in folder.glob(f"{name}-*"):
+        if old.name != called:
+            shutil.rmtree(old)
     for path, content in files.items():
         there = folder / called / path
-        if not there.exists():  # writing it again would make `mdbook serve` build again, for ever
+        if not there.exists():  # written again, `mdbook serve` would build again, for ever
             there.parent.mkdir(parents=True, exist_ok=True)
             there.write_bytes(content)
     return called
+
+
+def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
+    """Write scripts and model beside the chapters; returns the scripts' folder as pages say it, and what is wrong."""
+    files = model_files(nano)
+    model, loads = write(source / FOLDER, "nano", files), weights(files)
+    total, problems = sum(map(len, files.values())), []
+    if loads["first"] > FIRST:
+        problems.append(f"The first picture would load {loads['first'] / 1e6:.0f} MB, it may load {FIRST / 1e6:.0f} MB")
+    if total > MODELS:
+        problems.append(f"The models on the site would weigh {total / 1e6:.0f} MB, they may weigh {MODELS / 1e6:.0f} MB")
+    size = json.loads(files["vae/config.json"])["sample_size"]
+    says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size}
+    scripts = {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in (".js", ".wasm", ".css")}
+    scripts["model.js"] = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in says.items()).encode()
+    return f"{FOLDER}/{write(source / FOLDER, 'scripts', scripts)}", problems
+
+
+def place(name: str, scripts: str) -> str:
+    """The HTML of a page's living part; until its script runs it says why it does not."""
+    unable = "Drawing here needs JavaScript. Without it, chapter 0 shows stored pictures."
+    local = "Browsers do not let a page opened from a file load scripts: run <code>make serve</code> and open its address."
+    return (
+        f'<link rel="stylesheet" href="{scripts}/live.css">\n<div id="live-{name}" class="live"><noscript>{unable}</noscript></div>\n'
+        f'<script>if (location.protocol === "file:") document.getElementById("live-{name}").innerHTML = {json.dumps(local)}</script>\n'
+        f'<script type="module" src="{scripts}/{name}.js"></script>'
+    )

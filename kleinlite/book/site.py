@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from . import api
+from . import api, live
 from .mathml import FORMULA, mathml
 
 CODE = re.compile(
@@ -309,12 +309,18 @@ def build(context: dict, book: dict) -> list[str]:
     """Rewrites the chapters of a book in place; returns what is wrong with them."""
     root, source = Path(context["root"]), context["config"]["book"]["src"]
     found = list(chapters(book.get("items") or book.get("sections") or []))
+    scripts, problems = None, []
     for chapter in found:
+        if live.MARK.search(chapter["content"]) and chapter["path"].endswith(".md"):
+            if scripts is None:
+                scripts, problems = live.prepare(root / source)
+            chapter["content"] = live.MARK.sub(lambda mark: live.place(mark[1], scripts), chapter["content"])
         if "{{#api}}" in chapter["content"] and chapter["path"].endswith(".md"):
             chapter["content"] = chapter["content"].replace("{{#api}}", api.reference(root / "kleinlite"))
     notebooks = {c["path"]: json.loads(c["content"]) for c in found if c["path"].endswith(".ipynb")}
     texts = {c["path"]: markdown_of(notebooks[c["path"]]) if c["path"] in notebooks else c["content"] for c in found}
     site = Site(root, source, texts)
+    site.problems += problems
     for chapter in found:
         path = chapter["path"]
         if path in notebooks:
@@ -339,7 +345,9 @@ def weigh(pages: dict[str, int], site: Site) -> None:
     for path, weight in pages.items():
         if weight + FRAME > PAGE:
             site.problems.append(f"{site.source}/{path} makes a page of {weight / 1e6:.1f} MB, it may weigh 1 MB")
-    beside = [f for f in (site.root / site.source).rglob("*") if f.is_file() and f.suffix != ".md"]
+    folder = site.root / site.source
+    beside = [f for f in folder.rglob("*") if f.is_file() and f.suffix != ".md"]
+    beside = [f for f in beside if not f.is_relative_to(folder / live.FOLDER)]  # the models have a limit of their own
     total = 2 * sum(pages.values()) + sum(f.stat().st_size for f in beside) + FIXED  # twice: the print page
     if total > SITE:
         site.problems.append(f"The whole site would weigh {total / 1e6:.0f} MB, it may weigh {SITE / 1e6:.0f} MB")

@@ -1,0 +1,55 @@
+// The worker, as a page sees it: ask for something, hear what comes, wait for the end.
+
+export class Painter {
+  constructor() {
+    const url = new URL("worker.js", import.meta.url), wasm = new URL(location).searchParams.get("wasm");
+    if (wasm) url.searchParams.set("wasm", wasm); // ?wasm=0: to see what WebAssembly is good for
+    this.worker = new Worker(url, { type: "module" });
+    this.count = 0; this.asked = new Map();
+    this.worker.onmessage = ({ data }) => {
+      const asked = this.asked.get(data.id);
+      if (!asked) return;
+      if (data.kind === "done" || data.kind === "error") this.asked.delete(data.id);
+      if (data.kind === "done") asked.resolve(data);
+      else if (data.kind === "error") asked.reject(new Error(data.text));
+      else asked.heard[data.kind]?.(data);
+    };
+    this.worker.onerror = () => {
+      for (const { reject } of this.asked.values()) reject(new Error("This browser cannot start the script that draws (a module in a worker): a newer one can."));
+      this.asked.clear();
+    };
+  }
+
+  /** A promise of the end. heard: a function for each kind of message before it. */
+  ask(kind, wish, heard = {}) {
+    return new Promise((resolve, reject) => {
+      this.asked.set(++this.count, { resolve, reject, heard });
+      this.worker.postMessage({ id: this.count, kind, ...wish });
+    });
+  }
+
+  stop() { this.worker.postMessage({ id: ++this.count, kind: "stop" }); }
+}
+
+export const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
+
+/** An element: make("p.note", { title: "…" }, "text", child, …) */
+export function make(what, attributes = {}, ...children) {
+  const [name, ...classes] = what.split("."), element = document.createElement(name);
+  element.className = classes.join(" ");
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value !== false && value != null) element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Puts 8-bit pixels onto a canvas. */
+export function paint(canvas, { rgba, width, height }) {
+  canvas.width = width; canvas.height = height;
+  canvas.getContext("2d").putImageData(new ImageData(rgba, width, height), 0, 0);
+  return canvas;
+}
+
+export const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
