@@ -72,7 +72,7 @@ serve: $(VENV)/.book ## show the site on this machine, and build it again on eve
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve
 
 clean: ## remove what can be made again, except .venv
-	rm -rf book dist .pytest_cache .ruff_cache
+	rm -rf book notebooks/live dist .pytest_cache .ruff_cache
 
 .PHONY: help generate has-prompt setup lab test check lint test-notebooks format promote run-notebooks \
   clean-notebooks parity bench-full book serve clean

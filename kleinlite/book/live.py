@@ -1,7 +1,7 @@
 """What the site's pages take to draw in a visitor's browser: scripts, and klein-nano, sharded by what needs a weight.
 
 Both are copied beside the chapters when the site is built, each to a folder named after its content: a browser that
-keeps an old script never meets new weights. The model's folder stays one that `Klein.from_pretrained` and diffusers load.
+keeps an old script never meets new weights. The model's folder stays one that `Klein.from_pretrained` loads.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def weights(files: dict[str, bytes]) -> dict[str, int]:
     encoder = {path for path in later if path.startswith("vae/")}
     unread = {path for path in sizes if path.startswith("scheduler/") or path.endswith("tokenizer_config.json")}
     first = sizes.keys() - base - later - unread
-    return {name: sum(sizes[p] for p in paths) for name, paths in (("first", first), ("encoder", encoder), ("base", base))}
+    return {
+        name: sum(sizes[p] for p in paths) for name, paths in (("first", first), ("encoder", encoder), ("base", base))
+    }
 
 
 def write(folder: Path, name: str, files: dict[str, bytes]) -> str:
@@ -97,7 +99,9 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     if loads["first"] > FIRST:
         problems.append(f"The first picture would load {loads['first'] / 1e6:.0f} MB, it may load {FIRST / 1e6:.0f} MB")
     if total > MODELS:
-        problems.append(f"The models on the site would weigh {total / 1e6:.0f} MB, they may weigh {MODELS / 1e6:.0f} MB")
+        problems.append(
+            f"The models on the site would weigh {total / 1e6:.0f} MB, they may weigh {MODELS / 1e6:.0f} MB"
+        )
     size = json.loads(files["vae/config.json"])["sample_size"]
     says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size}
     scripts = {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in (".js", ".wasm", ".css")}
@@ -107,10 +111,14 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
 
 def place(name: str, scripts: str) -> str:
     """The HTML of a page's living part; until its script runs it says why it does not."""
-    unable = "Drawing here needs JavaScript. Without it, chapter 0 shows stored pictures."
-    local = "Browsers do not let a page opened from a file load scripts: run <code>make serve</code> and open its address."
-    return (
-        f'<link rel="stylesheet" href="{scripts}/live.css">\n<div id="live-{name}" class="live"><noscript>{unable}</noscript></div>\n'
-        f'<script>if (location.protocol === "file:") document.getElementById("live-{name}").innerHTML = {json.dumps(local)}</script>\n'
-        f'<script type="module" src="{scripts}/{name}.js"></script>'
+    unable = "This needs JavaScript. Without it, chapter 0 shows stored pictures."
+    local = (
+        "Browsers do not let a page opened from a file load scripts: run <code>make serve</code> and open its address."
     )
+    return "\n".join([
+        f'<link rel="stylesheet" href="{scripts}/live.css">',
+        f'<div id="live-{name}" class="live"><noscript>{unable}</noscript></div>',
+        f'<script>if (location.protocol === "file:") document.getElementById("live-{name}").innerHTML =',
+        f'"{local}"</script>',
+        f'<script type="module" src="{scripts}/{name}.js"></script>',
+    ])  # fmt: skip

@@ -309,12 +309,11 @@ def build(context: dict, book: dict) -> list[str]:
     """Rewrites the chapters of a book in place; returns what is wrong with them."""
     root, source = Path(context["root"]), context["config"]["book"]["src"]
     found = list(chapters(book.get("items") or book.get("sections") or []))
-    scripts, problems = None, []
+    alive = [c for c in found if c["path"].endswith(".md") and live.MARK.search(c["content"])]
+    scripts, problems = live.prepare(root / source) if alive else ("", [])
+    for chapter in alive:
+        chapter["content"] = live.MARK.sub(lambda mark: live.place(mark[1], scripts), chapter["content"])
     for chapter in found:
-        if live.MARK.search(chapter["content"]) and chapter["path"].endswith(".md"):
-            if scripts is None:
-                scripts, problems = live.prepare(root / source)
-            chapter["content"] = live.MARK.sub(lambda mark: live.place(mark[1], scripts), chapter["content"])
         if "{{#api}}" in chapter["content"] and chapter["path"].endswith(".md"):
             chapter["content"] = chapter["content"].replace("{{#api}}", api.reference(root / "kleinlite"))
     notebooks = {c["path"]: json.loads(c["content"]) for c in found if c["path"].endswith(".ipynb")}

@@ -113,7 +113,9 @@ def test_guidance(draw):
     page.click("button.chief")
     page.wait_for_function(DRAWN, timeout=LONG)
     assert page.locator(".film li").count() == 8 and [url for url in log.requests if "/base/" in url]
-    ours = Klein.from_pretrained("nano-base")("a red circle above a blue square", seed=7, steps=9, guidance=3, progress=False)
+    ours = Klein.from_pretrained("nano-base")(
+        "a red circle above a blue square", seed=7, steps=9, guidance=3, progress=False
+    )
     same(ours, picture(page))
 
 
@@ -154,7 +156,9 @@ def test_mistakes_are_answered_and_the_next_click_works(draw, field, value, says
     page, _ = draw("#steps=1")
     page.fill(f"[name={field}]", value)
     page.click("button.chief")
-    page.wait_for_function(f"document.querySelector('#live-draw output').value.includes({json.dumps(says)})", timeout=LONG)
+    page.wait_for_function(
+        f"document.querySelector('#live-draw output').value.includes({json.dumps(says)})", timeout=LONG
+    )
     page.fill(f"[name={field}]", "1")
     page.click("button.chief")
     page.wait_for_function(DRAWN, timeout=LONG)
@@ -164,7 +168,9 @@ def test_a_file_that_is_missing_is_told(draw):
     page, _ = draw("#steps=1")
     page.context.route("**/transformer/*.safetensors", lambda route: route.fulfill(status=404))
     page.click("button.chief")
-    page.wait_for_function("document.querySelector('#live-draw output').value.includes('Reload the page')", timeout=LONG)
+    page.wait_for_function(
+        "document.querySelector('#live-draw output').value.includes('Reload the page')", timeout=LONG
+    )
     page.context.unroute_all()
     page.click("button.chief")
     page.wait_for_function(DRAWN, timeout=LONG)
@@ -185,8 +191,9 @@ def test_less_motion(draw):
     """Who asked for less of it gets the film when it is over."""
     page, _ = draw()
     page.emulate_media(reduced_motion="reduce")
-    page.evaluate("""() => new MutationObserver(() => { window.early ||= document.querySelectorAll('.film li').length % 4 > 0; })
-        .observe(document.querySelector('.film'), {childList: true})""")
+    page.evaluate("""() => new MutationObserver(() => {
+        window.early ||= document.querySelectorAll('.film li').length % 4 > 0;
+    }).observe(document.querySelector('.film'), {childList: true})""")
     page.click("button.chief")
     page.wait_for_function(DRAWN, timeout=LONG)
     assert page.locator(".film li").count() == 4 and not page.evaluate("window.early")

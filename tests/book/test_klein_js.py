@@ -41,15 +41,17 @@ DRAW = """async (wish) => {
     return { ids, features, steps };
 }"""
 CASES = {
-    "plain": dict(prompt="a red circle above a blue square", seed=7),
-    "a large seed, other letters": dict(prompt="It's a BLUE sun, é!", seed=2**32 + 5, steps=2),
-    "a wide picture in three steps": dict(prompt="a green circle below a red triangle", seed=5, width=128, steps=3),
-    "a tall one in one step, the largest seed": dict(prompt="a", seed=2**64 - 1, width=64, height=112, steps=1),
-    "an edit": dict(prompt="make the circle green", seed=7, steps=2, reference=(96, 96)),
-    "an edit of another size": dict(prompt="make it night", seed=3, steps=1, width=64, height=64, reference=(96, 80)),
-    "guidance": dict(prompt="a yellow star", seed=1, steps=4, guidance=4.0, model="nano-base"),
-    "guidance and an edit": dict(prompt="x", seed=1, steps=1, guidance=2.0, model="nano-base", reference=(80, 64)),
-}
+    "plain": {"prompt": "a red circle above a blue square", "seed": 7},
+    "a large seed, other letters": {"prompt": "It's a BLUE sun, é!", "seed": 2**32 + 5, "steps": 2},
+    "wide, three steps": {"prompt": "a green circle below a red triangle", "seed": 5, "width": 128, "steps": 3},
+    "tall, one step, the largest seed": {"prompt": "a", "seed": 2**64 - 1, "width": 64, "height": 112, "steps": 1},
+    "an edit": {"prompt": "make the circle green", "seed": 7, "steps": 2, "reference": (96, 96)},
+    "an edit of another size": {"prompt": "x", "seed": 3, "steps": 1, "width": 64, "height": 64, "reference": (96, 80)},
+    "guidance": {"prompt": "a yellow star", "seed": 1, "guidance": 4.0, "model": "nano-base"},
+    "guidance and an edit": {
+        "prompt": "", "seed": 1, "steps": 1, "guidance": 2.0, "model": "nano-base", "reference": (80, 64),
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,9 @@ def compare(page, klein: Klein, case: dict) -> dict[str, float]:
     """How far the script's features, latents, velocities and pictures are from the package's, at worst."""
     wish, images = {"model": "nano", "steps": 4} | case, []
     if size := wish.pop("reference", None):
-        picture = klein("a red circle above a blue square", seed=7, width=size[0], height=size[1], steps=2, progress=False)
+        picture = klein(
+            "a red circle above a blue square", seed=7, width=size[0], height=size[1], steps=2, progress=False
+        )
         images, wish["reference"] = [picture], {"width": size[0], "height": size[1]}
         wish["reference"]["rgba"] = base64.b64encode(picture.convert("RGBA").tobytes()).decode()
         wish = {"width": size[0], "height": size[1]} | wish
@@ -154,7 +158,9 @@ def test_what_is_loaded_when(folder):
     said = live.weights(files := live.model_files())
     assert said["first"] <= live.FIRST and sum(map(len, files.values())) <= live.MODELS
     part = lambda name: (live.NANO / name).stat().st_size
-    everything = part("transformer/diffusion_pytorch_model.safetensors") + part("vae/diffusion_pytorch_model.safetensors")
+    everything = part("transformer/diffusion_pytorch_model.safetensors") + part(
+        "vae/diffusion_pytorch_model.safetensors"
+    )
     assert said["encoder"] > 0 and said["first"] + said["encoder"] > everything
     assert said["base"] >= part("base/transformer/diffusion_pytorch_model.safetensors")
 
@@ -170,13 +176,30 @@ def test_a_prompt_too_long(page):
 def test_token_ids(page, models):
     """Words, contractions, whitespace, other scripts, special tokens: strings that the tokenizers library splits."""
     r, strings = random.Random(1), []
-    words = (
-        "a red circle above blue It's we'll I'M don't 12 345 naïve ſ 'ſ 東京 🙂 e\u0301 \u00a0 \u0085 \ufeff \u200b <|im_end|> <think> "
-        "</think> \n \r\n \t .,!? -- ½ Ⅷ ٣ ǅ"
-    ).split(" ")
+    words = [
+        "a",
+        "red",
+        "circle",
+        "blue",
+        "It's",
+        "we'll",
+        "I'M",
+        "don't",
+        "12",
+        "345",
+        "naïve",
+        "ſ",
+        "'ſ",
+        "東京",
+        "🙂",
+    ]
+    words += ["e\u0301", "\u00a0", "\u0085", "\ufeff", "\u200b", "½", "Ⅷ", "٣", "ǅ", "\n", "\r\n", "\t", ".,!?", "--"]
+    words += ["<|im_end|>", "<think>", "</think>"]
     for _ in range(200):
         strings.append("".join(r.choice(words) + r.choice(["", " ", "  ", "\n"]) for _ in range(r.randrange(9))))
-        letters = [r.choice([r.randrange(32, 127), r.randrange(0x3000), r.randrange(0xE000, 0x1F9FF)]) for _ in range(12)]
+        letters = [
+            r.choice([r.randrange(32, 127), r.randrange(0x3000), r.randrange(0xE000, 0x1F9FF)]) for _ in range(12)
+        ]
         strings.append("".join(map(chr, letters)))
     ids = page.evaluate("strings => strings.map(text => klein.tokenizer.encode(text))", strings)
     assert ids == [models["nano"].tokenizer.encode(text).ids for text in strings]
@@ -201,8 +224,10 @@ def test_schedule(page):
 SMALL = [1.0, 1e-2, 1e-3, 1e-4]  # a wrong epsilon hides behind large inputs
 NORM = """([x, rows, d, weights, kind]) => {
     const it = new code.Klein(window.wasm), at = it.put(Float32Array.from(x)), zeros = new Float32Array(2 * d);
-    for (const [name, values] of Object.entries(weights)) it.place(`it.${name}`, { shape: [d], values: Float32Array.from(values) });
-    const y = kind === "layer" ? it.modulate(at, rows, d, zeros, 0, 1) : kind === "rms" ? it.rmsNorm(at, rows, d, 1e-6, "it")
+    for (const [name, values] of Object.entries(weights))
+        it.place(`it.${name}`, { shape: [d], values: Float32Array.from(values) });
+    const y = kind === "layer" ? it.modulate(at, rows, d, zeros, 0, 1)
+        : kind === "rms" ? it.rmsNorm(at, rows, d, 1e-6, "it")
         : it.groupNorm(at, rows / 4, 4, d, 4, "it", { frame: 0, act: false });
     return Array.from(it.M.subarray(y, y + rows * d));
 }"""
@@ -227,7 +252,8 @@ def test_norms_of_small_numbers(page, kind, scale):
 
 
 GEMM = """([m, k, n, kernel]) => {
-    const it = new code.Klein(kernel ? window.wasm : null), [y, x, w] = [m * n, m * k, k * n].map((size, i) => code.noise(i, size + size % 2));
+    const it = new code.Klein(kernel ? window.wasm : null), sizes = [m * n, m * k, k * n];
+    const [y, x, w] = sizes.map((size, i) => code.noise(i, size + size % 2));
     const [ty, tx, tw] = [y, x, w].map((values) => it.put(values));
     it.gemm(ty, n, tx, k, tw, n, m, k, n);
     return [y, x, w, it.M.slice(ty, ty + m * n)].map(base64);
@@ -245,8 +271,11 @@ def test_the_kernel_multiplies(page, m, k, n, kernel):
 
 def test_the_kernel_computes_silu(page):
     xs = np.concatenate([np.linspace(-80, 80, 4093), [0.0, -0.0, 1e-30]]).astype(np.float32)
-    script = """xs => { const it = new code.Klein(window.wasm), at = it.put(Float32Array.from(xs)); it.silu(at, xs.length);
-        return base64(it.M.slice(at, at + xs.length)); }"""
+    script = """xs => {
+        const it = new code.Klein(window.wasm), at = it.put(Float32Array.from(xs));
+        it.silu(at, xs.length);
+        return base64(it.M.slice(at, at + xs.length));
+    }"""
     want = xs / (1 + np.exp(-xs.astype(float)))
     np.testing.assert_allclose(floats(page.evaluate(script, xs.tolist())), want, rtol=2e-6, atol=1e-37)
 
@@ -254,7 +283,10 @@ def test_the_kernel_computes_silu(page):
 # ---------------------------------------------------------------- would these tests notice?
 
 BROKEN = {
-    "RoPE turns the other way": ("M[at] = a * co - b * si; M[at + apart] = a * si", "M[at] = a * co + b * si; M[at + apart] = -a * si"),
+    "RoPE turns the other way": (
+        "M[at] = a * co - b * si; M[at + apart] = a * si",
+        "M[at] = a * co + b * si; M[at + apart] = -a * si",
+    ),
     "padding is looked at": ("Math.min(i + 1, ids.length)", "m"),
     "scale and shift swapped": ("of.mod, 0, 1)", "of.mod, 1, 0)"),
 }
