@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kleinlite import Klein, cli
-from kleinlite.pipeline import picture_info
+from kleinlite import Klein, cli, picture_info
 
 PIXELS = "e => Array.from(e.getContext('2d').getImageData(0, 0, e.width, e.height).data)"
 DRAWN = "document.querySelector('#live-draw output').value.startsWith('Drawn in')"
