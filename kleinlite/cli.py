@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import opcode
 import os
 import platform
 import re
@@ -23,11 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import __version__
+from .errors import Parser, run_command
+from .nano import stages
 
 if TYPE_CHECKING:
     from PIL import Image
 
-RAISE = opcode.opmap["RAISE_VARARGS"]  # what Python makes of a `raise`
 PLAIN = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
 examples:
@@ -45,13 +45,6 @@ examples:
 """
 
 # ---------------------------------------------------------------- what is typed
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with a sentence in place of the usage block."""
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
 
 
 def size(text: str) -> tuple[int, int]:
@@ -117,7 +110,8 @@ def make_parser() -> Parser:
     add("--bits", type=quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8")
     add("--mode", metavar="MODE", help="in place of --bits: mxfp4, mxfp8 or nvfp4")
     add("--offline", action="store_true", help="download nothing, and ask no network")
-    command("train", train, "train klein-nano (`kleinlite train --help`)", add_help=False)
+    command("train", train, stages.ABOUT)
+    stages.add_arguments(commands.choices["train"])
     add = command("info", info, "show what made a picture or, without a file, the versions for a bug report")
     add("file", nargs="?", metavar="FILE", help="a picture that kleinlite wrote")
     return parser
@@ -378,42 +372,16 @@ def quantize(args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    from .nano.recipe import main
+    from .nano import recipe
 
-    main(args.arguments)
-
-
-# ---------------------------------------------------------------- what goes wrong
-
-
-def raised_here(error: Exception) -> bool:
-    """Whether it comes from a `raise` in this package, and so is a sentence, and not from a call that failed."""
-    last = error.__traceback__
-    while last.tb_next:
-        last = last.tb_next
-    code = last.tb_frame.f_code
-    return Path(__file__).parent in Path(code.co_filename).parents and code.co_code[last.tb_lasti] == RAISE
-
-
-def explain(error: Exception) -> str | None:
-    """The sentence for a mistake that the person at the keyboard can mend; None for a bug."""
-    if isinstance(error, (ValueError, OSError, MemoryError)) and raised_here(error):
-        return str(error)
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "malloc]" in str(error)):
-        return "There is not enough memory for this: try a smaller --size, or fewer --image pictures."
-    return None
+    recipe.train(args.folder, args.stage, args.steps, args.calibrate)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = make_parser()
-    argv = sys.argv[1:] if argv is None else argv
     args, unknown = parser.parse_known_args(argv)
     command = getattr(args, "parser", parser)
-    if getattr(args, "run", None) is train:
-        args.arguments, unknown = argv[1:], []  # it reads them itself
     if unknown:
         hint = ": does the prompt need quotes?" if "prompt" in args and not unknown[0].startswith("-") else ""
         command.error(f"{' '.join(unknown)} is not understood{hint}")
@@ -422,15 +390,4 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack the letters of a prompt
-    try:
-        args.run(args)
-    except KeyboardInterrupt:
-        print("kleinlite: stopped.", file=sys.stderr)
-        return 130
-    except Exception as error:
-        sentence = explain(error)
-        if sentence is None:
-            raise
-        print(f"kleinlite: {sentence}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(args.run, args)

@@ -21,8 +21,9 @@ from kleinlite.cli import main
 from kleinlite.models.download import fetch_model
 from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.models.registry import BUNDLED, MODELS
+from kleinlite.nano.data import train_tokenizer
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
-from kleinlite.training import initialise, train_tokenizer
+from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 
 NANO = Path(pipeline.__file__).parent / "nano" / "model_index.json"
@@ -35,7 +36,7 @@ def save_tiny(folder: Path) -> Path:
     text_cfg = replace(TextEncoderConfig.tiny(), vocab=tokenizer.get_vocab_size())
     parts = Autoencoder(vae_cfg), TextEncoder(text_cfg), Transformer(cfg)
     for i, part in enumerate(parts):
-        initialise(part, mx.random.key(i))
+        initialize(part, mx.random.key(i))
     autoencoder, text_encoder, transformer = parts
     save_encoders(folder, autoencoder, vae_cfg, 64, text_encoder, tokenizer)
     save_transformer(folder, transformer, text_cfg, distilled=True)
@@ -405,10 +406,14 @@ def test_a_picture_remembers_the_quantisation(here, capsys):
 
 def test_train_gets_its_arguments(monkeypatch, capsys):
     got = []
-    monkeypatch.setattr("kleinlite.nano.recipe.main", got.append)
-    for argv in (["runs"], ["runs", "--stage", "autoencoder", "--steps", "3"], ["--help"], []):
-        assert run("train", *argv) == 0 and got.pop() == argv
+    monkeypatch.setattr("kleinlite.nano.recipe.train", lambda *arguments: got.append(arguments))
+    assert run("train", "runs") == 0 and got.pop() == (Path("runs"), None, None, False)
+    argv = ["runs", "--stage", "autoencoder", "--steps", "3", "--calibrate"]
+    assert run("train", *argv) == 0 and got.pop() == (Path("runs"), "autoencoder", 3, True)
     assert capsys.readouterr() == ("", "")
+    for mistake in ([], ["runs", "--steps", "x"], ["runs", "--stage", "painting"]):
+        assert run("train", *mistake) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 # ---------------------------------------------------------------- the program as a whole

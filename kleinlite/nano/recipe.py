@@ -18,66 +18,79 @@ Chapter 8 explains every part. The same code runs on a CPU (hours), on Metal and
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
-import signal
 import sys
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-from mlx.utils import tree_unflatten
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
+from ..errors import Parser, run_command
 from ..models.export import save_encoders, save_transformer
 from ..models.opening import load_tokenizer
 from ..pipeline import Klein
 from ..scenes import sample
 from ..text_encoder import TextEncoder, TextEncoderConfig, tokenize
 from ..training import (
-    FlowData,
-    Run,
-    autoencoder_batch,
     autoencoder_loss,
-    decoder_batch,
     decoder_loss,
     distill_loss,
-    encode_scenes,
     flow_loss,
     flow_optimizer,
-    from_first,
-    initialise,
+    initialize,
     learning_rate,
+    text_encoder_loss,
+)
+from ..transformer import Transformer, TransformerConfig
+from .data import (
+    FlowData,
+    autoencoder_batch,
+    decoder_batch,
+    draw_samples,
+    encode_scenes,
     measure_latents,
-    pictures,
     psnr,
     text_batch,
-    text_encoder_loss,
     train_tokenizer,
     training_scenes,
-)  # fmt: skip
-from ..transformer import Transformer, TransformerConfig
+)
 from .judge import contact_sheet
+from .run import (
+    MISSING,
+    Run,
+    broadcast_from_rank_zero,
+    copy_from_rank_zero,
+    is_rank_zero,
+    load_average,
+    lock_folder,
+    read_arrays,
+    read_step,
+    train_with_progress,
+    write_arrays,
+)
+from .stages import ABOUT, STAGES, STEPS, add_arguments
 
 SIZE, GRID, TOKENS = 96, (6, 6), 32
 HELD_OUT = 10_000_000  # scenes from this seed on are never trained on
 GUIDANCE = 3.0  # what the distilled model learns to do without being asked
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
-STEPS = {
-    "autoencoder": 2000, "decoder": 900, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 9600,
-    "distill": 1280,
-}  # fmt: skip
-STAGES = (*STEPS, "export")
+READS = dict.fromkeys(STAGES, ()) | {  # what a stage needs from the ones before
+    "decoder": ("autoencoder",),
+    "transformer": ("autoencoder", "text_encoder"),
+    "sharpen": ("autoencoder", "text_encoder", "transformer"),
+    "edits": ("autoencoder", "text_encoder", "sharpen"),
+    "distill": ("autoencoder", "text_encoder", "edits"),
+    "export": ("autoencoder", "text_encoder", "edits", "distill"),
+}
 SCENES, EDITS, FAMILIES = 16_000, 8_000, 600  # what the training set is made of
 TWINS = ("twins", "twins", "twins", "pictures", "twins")
 SAMPLES = (
@@ -94,99 +107,7 @@ def text_config(tokenizer: Tokenizer) -> TextEncoderConfig:
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- files
-
-
-def is_first() -> bool:
-    """Whether this process is the one that writes and prints: always, unless `mlx.launch` started several."""
-    return mx.distributed.init().rank() == 0
-
-
-def read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """A file's arrays and what it says about itself."""
-    try:
-        return mx.load(str(path), return_metadata=True)
-    except RuntimeError:
-        raise ValueError(f"{path} is damaged or cut short: delete it, and its stage starts again.") from None
-
-
-def write(path: Path, arrays: dict[str, mx.array]) -> None:
-    """In one move, so that a stop in the middle leaves the old file or none."""
-    partial = path.with_suffix(".partial.safetensors")
-    mx.save_safetensors(str(partial), arrays)
-    os.replace(partial, path)
-
-
-def averaged(path: Path, module: nn.Module) -> nn.Module:
-    """The module with a run's moving average as its weights."""
-    if not path.exists():
-        raise ValueError(f"{path} is missing: train that stage first (or leave out --stage to train all).")
-    prefix, (arrays, _) = "average.", read(path)
-    module.update(tree_unflatten([(k[len(prefix) :], w) for k, w in arrays.items() if k.startswith(prefix)]))
-    return module
-
-
-def mirror(path: Path) -> None:
-    """Bring the first process's file to machines where it is missing or another. All processes call this together."""
-    group = mx.distributed.init()
-    if group.size() == 1:
-        return
-    content = path.read_bytes() if path.exists() else b""
-    known = mx.array([len(content), zlib.crc32(content)], dtype=mx.int64)
-    size, check = from_first(known).tolist()
-    lacking = zlib.crc32(content) != check
-    if mx.distributed.all_sum(mx.array(int(lacking))).item() == 0:
-        return
-    data = from_first(mx.array(bytearray(content), dtype=mx.uint8) if is_first() else mx.zeros((size,), dtype=mx.uint8))
-    if lacking:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".from-first-{group.rank()}")
-        partial.write_bytes(bytes(memoryview(data)))
-        os.replace(partial, path)
-
-
-# ---------------------------------------------------------------- training
-
-
-@contextmanager
-def stop_requests() -> Iterator[list[int]]:
-    """A list that is no longer empty once Ctrl-C was pressed. Pressed again, it ends the program at once."""
-    asked = []
-
-    def note(number, frame):
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def follow(
-    run: Run, until: int, loss: Callable, batches: Callable, report: Callable[[], str], every: int = 200
-) -> None:  # fmt: skip
-    """Train with a progress bar; save and report every so many steps. Ctrl-C saves after the step, then raises."""
-    first, several = run.group.rank() == 0, run.group.size() > 1
-    bar = tqdm(total=until, initial=run.step, desc=run.path.stem, smoothing=0.05, disable=not first)
-    recent = 0.0
-    with stop_requests() as asked:
-        for value in run.steps(until, loss, batches):
-            recent = value if recent == 0 else 0.98 * recent + 0.02 * value
-            bar.update()
-            # Whoever was asked, all stop after the same step: one that went on alone would wait for the others.
-            stop = mx.distributed.all_sum(mx.array(len(asked))).item() if several else asked
-            due = run.step % every == 0 or run.step == until
-            if stop or due:
-                run.save()
-            if stop:
-                bar.close()
-                raise KeyboardInterrupt
-            if due and first:
-                bar.write(f"{run.path.stem} {run.step}: loss {recent:.4f}, {report()}")
-    bar.close()
+# ---------------------------------------------------------------- the stages
 
 
 class Recipe:
@@ -196,33 +117,37 @@ class Recipe:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file: name a folder, new or from an earlier start, for the runs.")
         self.folder, self.steps, self.made = folder, steps, {}
-        folder.mkdir(parents=True, exist_ok=True)
 
     def file(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
 
     def done(self, stage: str) -> int:
         """How many steps of a stage are behind us."""
-        path, step = self.file(stage), 0
-        if is_first() and path.exists():
-            step = int(read(path)[1]["step"])
-        return from_first(mx.array(step)).item()
+        step = read_step(self.file(stage)) if is_rank_zero() else 0
+        return broadcast_from_rank_zero(mx.array(step)).item()
+
+    def check_inputs(self, stage: str) -> None:
+        """ValueError if an earlier stage has not left what this one reads."""
+        missing = [name for name in READS[stage] if not self.file(name).exists()]
+        first = broadcast_from_rank_zero(mx.array(READS[stage].index(missing[0]) if missing else -1)).item()
+        if first >= 0:
+            raise ValueError(MISSING.format(self.file(READS[stage][first])))
 
     def trained(self, name: str, module: nn.Module) -> nn.Module:
         """A part as an earlier stage left it."""
-        mirror(self.file(name))
-        return averaged(self.file(name), module)
+        copy_from_rank_zero(self.file(name))
+        return load_average(self.file(name), module)
 
     def train(self, run: Run, until: int, loss: Callable, batches: Callable, report: Callable[[], str]) -> None:
-        follow(run, until, loss, batches, report)
+        train_with_progress(run, until, loss, batches, report)
 
     def tokenizer(self) -> Tokenizer:
         path = self.folder / "tokenizer" / "tokenizer.json"
-        if is_first() and not path.exists():
-            path.parent.mkdir(exist_ok=True)
+        if is_rank_zero() and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             train_tokenizer().save(str(path.with_suffix(".partial")))
             os.replace(path.with_suffix(".partial"), path)
-        mirror(path)
+        copy_from_rank_zero(path)
         return load_tokenizer(self.folder)
 
     def trained_autoencoder(self) -> Autoencoder:
@@ -251,26 +176,26 @@ class Recipe:
     def data(self) -> FlowData:
         """The training set; what is not in the folder yet is encoded, list by list, and kept there."""
         path, autoencoder = self.file("latents"), self.trained_autoencoder()
-        if is_first():
+        if is_rank_zero():
             newer = path.exists() and path.stat().st_mtime > self.file("autoencoder").stat().st_mtime
-            known = read(path)[0] if newer else {}
+            known = read_arrays(path)[0] if newer else {}
             for name, scenes in training_scenes(SCENES, EDITS, FAMILIES).items():
                 if name not in known or known[name].shape[0] != len(scenes):
                     bar = lambda rows, name=name: tqdm(rows, desc=f"encoding {name}")
                     known[name] = encode_scenes(autoencoder, scenes, SIZE, bar)
-                    write(path, known)
-        mirror(path)
-        return FlowData(read(path)[0], self.tokenizer(), TOKENS, batch=32)
+                    write_arrays(path, known)
+        copy_from_rank_zero(path)
+        return FlowData(read_arrays(path)[0], self.tokenizer(), TOKENS, batch=32)
 
     def autoencoder(self) -> None:
         until, model = self.steps["autoencoder"], Autoencoder(AUTOENCODER)
-        initialise(model, mx.random.key(0), damp=("conv2", "proj_out"))
+        initialize(model, mx.random.key(0), damp=("conv2", "proj_out"))
         optimizer = optim.AdamW(learning_rate(2e-3, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
         run = Run(self.file("autoencoder"), model, optimizer, decay=0.995)
-        x = pictures(range(HELD_OUT, HELD_OUT + 16), SIZE)
+        x = draw_samples(range(HELD_OUT, HELD_OUT + 16), SIZE)
 
         def report() -> str:
-            best = averaged(run.path, Autoencoder(AUTOENCODER))
+            best = load_average(run.path, Autoencoder(AUTOENCODER))
             return f"held-out PSNR {psnr(best.decode(best.encode(x)), x):.2f} dB"
 
         self.train(run, until, autoencoder_loss, lambda step: autoencoder_batch(step, 16, SIZE, 48), report)
@@ -282,19 +207,19 @@ class Recipe:
         model.decoder.unfreeze()
         optimizer = optim.AdamW(learning_rate(1.5e-3, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
         run = Run(self.file("decoder"), model, optimizer, decay=0.995)
-        x = pictures(range(HELD_OUT, HELD_OUT + 16), SIZE)
+        x = draw_samples(range(HELD_OUT, HELD_OUT + 16), SIZE)
         z, best = model.encode(x), Autoencoder(AUTOENCODER)
         best.update(model.parameters())
 
         def report() -> str:
-            return f"held-out PSNR {psnr(averaged(run.path, best).decode(z), x):.2f} dB"
+            return f"held-out PSNR {psnr(load_average(run.path, best).decode(z), x):.2f} dB"
 
         self.train(run, until, decoder_loss, lambda step: decoder_batch(model, step, 4, SIZE), report)
 
     def text_encoder(self) -> None:
         until, tokenizer = self.steps["text_encoder"], self.tokenizer()
         model = TextEncoder(text_config(tokenizer))
-        initialise(model, mx.random.key(1), damp=("o_proj", "down_proj"), damping=0.3)
+        initialize(model, mx.random.key(1), damp=("o_proj", "down_proj"), damping=0.3)
         # Variance 1/width would leave the words too quiet beside what the layers add: the taps must still name them.
         shape = model.embed_tokens.weight.shape
         model.embed_tokens.weight = 0.5 * mx.random.normal(shape, key=mx.random.key(2))
@@ -309,7 +234,7 @@ class Recipe:
         last = (
             "linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaLN_modulation.1", "lin",
         )  # fmt: skip
-        initialise(model, mx.random.key(3), damp=last, damping=0.2)
+        initialize(model, mx.random.key(3), damp=last, damping=0.2)
         self.train_flow("transformer", model, self.data())
 
     def train_flow(
@@ -361,14 +286,14 @@ class Recipe:
         out = self.folder / "nano"
         models = [self.trained(name, Transformer(TRANSFORMER)) for name in ("distill", "edits")]
         self.save(out, models[0], distilled=True)
-        if is_first():
+        if is_rank_zero():
             save_transformer(out / "base", models[1], self.trained_text_encoder()._cfg, distilled=False)
         return out
 
     def save(self, folder: Path, transformer: Transformer, distilled: bool) -> None:
         """A whole model as a folder."""
         text_encoder, autoencoder = self.trained_text_encoder(), self.finished_autoencoder()
-        if is_first():
+        if is_rank_zero():
             tokenizer = load_tokenizer(self.folder)
             save_encoders(folder, autoencoder, AUTOENCODER, SIZE, text_encoder, tokenizer)
             save_transformer(folder, transformer, text_encoder._cfg, distilled)
@@ -376,7 +301,7 @@ class Recipe:
     def grid(self, name: str, distilled: bool) -> str:
         """Draw the sample prompts with a run's average, side by side, into a PNG named after its stage."""
         preview = self.folder / "preview"
-        self.save(preview, averaged(self.file(name), Transformer(TRANSFORMER)), distilled)
+        self.save(preview, load_average(self.file(name), Transformer(TRANSFORMER)), distilled)
         more = {} if distilled else {"steps": 8, "guidance": GUIDANCE}
         drawn = Klein.from_pretrained(preview)(list(SAMPLES), seed=[0] * len(SAMPLES), progress=False, **more)
         contact_sheet(drawn).save(self.folder / f"{name}.png")
@@ -397,7 +322,7 @@ class Rehearsal(Recipe):
     WARM_UP, TIMED = (0, 3), (1, 2, 5, 7)  # each kind of batch as often as in its stage
 
     def trained(self, name: str, module: nn.Module) -> nn.Module:
-        initialise(module, mx.random.key(0))
+        initialize(module, mx.random.key(0))
         return module
 
     def trained_autoencoder(self) -> Autoencoder:
@@ -435,7 +360,7 @@ def calibrate(recipe: Recipe, stages: list[str]) -> None:
 
 
 def _calibrate(recipe: Recipe, rehearsal: Rehearsal, stages: list[str]) -> None:
-    say = print if is_first() else lambda *_, **__: None
+    say = print if is_rank_zero() else lambda *_, **__: None
     say(f"{'stage':<13}{'steps':>7}{'to do':>8}{'s/step here':>13}{'time left':>13}{'peak memory':>13}")
     total, highest = 0.0, 0
     stages = [stage for stage in stages if stage in STEPS]
@@ -444,7 +369,7 @@ def _calibrate(recipe: Recipe, rehearsal: Rehearsal, stages: list[str]) -> None:
     for stage in stages:
         if stage == "encoding":
             steps = sum(-(-len(scenes) // 32) for scenes in training_scenes(SCENES, EDITS, FAMILIES).values())
-            todo = 0 if from_first(mx.array(int(recipe.file("latents").exists()))).item() else steps
+            todo = 0 if broadcast_from_rank_zero(mx.array(int(recipe.file("latents").exists()))).item() else steps
         else:
             steps = recipe.steps[stage]
             todo = max(0, steps - recipe.done(stage))
@@ -456,11 +381,11 @@ def _calibrate(recipe: Recipe, rehearsal: Rehearsal, stages: list[str]) -> None:
         gc.collect()  # a run and its compiled step hold on to each other
         mx.clear_cache()
         total, highest = total + first + todo * each, max(highest, peak)
-        say(f"{stage:<13}{steps:>7,}{todo:>8,}{each:>13.2f}{spell(first + todo * each):>13}{peak / 1e9:>10.2f} GB")
-    say(f"{'all':<41}{spell(total):>13}{highest / 1e9:>10.2f} GB", flush=True)
+        say(f"{stage:<13}{steps:>7,}{todo:>8,}{each:>13.2f}{duration(first + todo * each):>13}{peak / 1e9:>10.2f} GB")
+    say(f"{'all':<41}{duration(total):>13}{highest / 1e9:>10.2f} GB", flush=True)
 
 
-def spell(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A duration in the largest units that matter."""
     if seconds < 100:
         return f"{seconds:.0f} s"
@@ -468,39 +393,48 @@ def spell(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`kleinlite train`. Raises ValueError, with the way out, for a mistake; KeyboardInterrupt once all is saved."""
-    about = "Train klein-nano, the whole recipe or one stage. Stop it with Ctrl-C at any time: it goes on where it was."
-    parser = argparse.ArgumentParser(prog="kleinlite train", description=about, allow_abbrev=False)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where runs and results are kept")
-    parser.add_argument("--stage", choices=STAGES, help="only this stage: %(choices)s", metavar="STAGE")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps of this stage (with --stage)")
-    parser.add_argument("--calibrate", action="store_true", help="only print what it would take here")
-    options = parser.parse_args(argv)
-    if options.steps is not None and (options.stage not in STEPS or options.steps < 1):
-        parser.error("--steps is a number from 1 on, and goes with the --stage that it is for")
+# ---------------------------------------------------------------- the command
+
+
+def train(folder: Path, stage: str | None = None, steps: int | None = None, calibrate_only: bool = False) -> None:
+    """Train the whole recipe or one stage of it, into a folder; first print what it will take here.
+
+    Raises ValueError, with the way out, for a mistake; KeyboardInterrupt, once all is saved, after Ctrl-C.
+    """
+    if steps is not None and (stage not in STEPS or steps < 1):
+        raise ValueError("--steps is a number from 1 on, and goes with the --stage that it is for.")
     group = mx.distributed.init()
     if group.rank() > 0:  # MLX compiles into the temporary folder, where two processes must not write the same file
         own = Path(tempfile.gettempdir()) / f"kleinlite-process-{group.rank()}"
         own.mkdir(exist_ok=True)
         os.environ["TMPDIR"] = str(own)
-    if group.size() > 1 and is_first():
+    if group.size() > 1 and is_rank_zero():
         print(f"{group.size()} processes, each with its own share of every step's batch")
-    recipe = Recipe(options.folder, {**STEPS, **({options.stage: options.steps} if options.steps else {})})
-    stages = [options.stage] if options.stage else list(STAGES)
-    try:
-        calibrate(recipe, stages)
-        for stage in [] if options.calibrate else stages:
-            getattr(recipe, stage)()
-    except KeyboardInterrupt:
-        if is_first():
-            print(f"\nSaved in {options.folder}. The same command goes on from here.", file=sys.stderr)
-        raise
-    if is_first() and not options.calibrate:
-        print(f"done: {options.folder / 'nano' if 'export' in stages else options.folder}")
+    recipe = Recipe(folder, {**STEPS, **({stage: steps} if steps else {})})
+    stages = [stage] if stage else list(STAGES)
+    if calibrate_only:
+        return calibrate(recipe, stages)
+    recipe.check_inputs(stages[0])
+    with lock_folder(folder):
+        try:
+            calibrate(recipe, stages)
+            for name in stages:
+                getattr(recipe, name)()
+        except KeyboardInterrupt:
+            if is_rank_zero() and any(recipe.file(name).exists() for name in STEPS):
+                print(f"\nSaved in {folder}. The same command goes on from here.", file=sys.stderr)
+            raise
+    if is_rank_zero():
+        print(f"done: {folder / 'nano' if 'export' in stages else folder}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`python -m kleinlite.nano.recipe`, for `mlx.launch`; returns the exit status."""
+    parser = Parser(prog="python -m kleinlite.nano.recipe", description=ABOUT, allow_abbrev=False)
+    add_arguments(parser)
+    options = parser.parse_args(argv)
+    return run_command(train, options.folder, options.stage, options.steps, options.calibrate)
 
 
 if __name__ == "__main__":
-    from ..cli import main as command_line  # which turns a mistake into a sentence
-
-    sys.exit(command_line(["train", *sys.argv[1:]]))
+    sys.exit(main())

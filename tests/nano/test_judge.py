@@ -5,10 +5,10 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+from kleinlite.nano.data import draw_samples
 from kleinlite.nano.judge import asked, edited, held_out_captions, held_out_edits, judge, shown, tally
 from kleinlite.pipeline import to_images
 from kleinlite.scenes import Scene, Thing, captions, draw, sample
-from kleinlite.training import pictures
 
 SCENES = [sample(seed) for seed in range(30_000_000, 30_000_080)]
 
@@ -24,7 +24,7 @@ def test_clean_drawings_are_read_right():
 
 
 def test_noise_does_not_disturb():
-    x = pictures(range(30_000_000, 30_000_080), 96)
+    x = draw_samples(range(30_000_000, 30_000_080), 96)
     noisy = to_images(x + 0.08 * mx.random.normal(x.shape, key=mx.random.key(0)))
     assert score(noisy)[1] >= 0.98
 

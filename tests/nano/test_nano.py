@@ -7,11 +7,11 @@ import pytest
 
 from kleinlite import Klein
 from kleinlite.models.opening import find_model
+from kleinlite.nano.data import draw_samples, psnr
 from kleinlite.nano.judge import asked, edited, held_out_captions, held_out_edits, judge, shown, tally
 from kleinlite.pipeline import to_images, to_pixels
 from kleinlite.sampling import noise
 from kleinlite.scenes import draw
-from kleinlite.training import pictures, psnr
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 THEIRS = mx.load(str(GOLDENS / "nano.safetensors"))
@@ -71,7 +71,7 @@ def test_diffusers_live(nano, tmp_path):
 
 
 def test_the_autoencoder_keeps_pictures(nano):
-    x = pictures(range(20_000_000, 20_000_032), 96)
+    x = draw_samples(range(20_000_000, 20_000_032), 96)
     assert psnr(nano.autoencoder.decode(nano.autoencoder.encode(x)), x) > 32
 
 

@@ -1,0 +1,107 @@
+"""Batches: they depend on the step alone, hold nothing that is held out, and are what they say."""
+
+import random
+
+import mlx.core as mx
+import pytest
+from small_nano import CONFIG, small_world  # noqa: F401, a fixture
+
+from kleinlite.autoencoder import Autoencoder, pack
+from kleinlite.nano.data import (
+    FlowData,
+    autoencoder_batch,
+    decoder_batch,
+    draw_samples,
+    encode_scenes,
+    measure_latents,
+    psnr,
+    sample_sentence,
+    text_batch,
+)
+from kleinlite.scenes import edit_held_out, held_out, instruction, relatives, sample_edit
+from kleinlite.training import decoder_loss, initialize
+
+
+def test_a_batch_depends_on_its_step_alone(world):
+    tokenizer, *_, data = world
+    for step in (0, 3, 23):
+        for a, b in zip(data(step), data(step)):
+            assert mx.array_equal(a, b)
+    assert mx.array_equal(autoencoder_batch(5, 2, 96, 32)[0], autoencoder_batch(5, 2, 96, 32)[0])
+    assert mx.array_equal(text_batch(tokenizer, 32, 4, 8)[0], text_batch(tokenizer, 32, 4, 8)[0])
+
+
+def test_references_come_with_edits_and_pairs(world):
+    data = world[-1]
+    assert [data(step)[1].shape[1] for step in (0, 3, 23)] == [0, 36, 72]
+    seeds = [s for s in range(300) if len(sample_edit(s)[0]) == 2]
+    assert seeds == list(data.second_row)
+
+
+def test_twins_are_two_edits_of_one_scene_one_for_each_thing(world):
+    tokenizer, autoencoder, *_, data = world
+    scenes = [scene for seed in range(6) for scene in relatives(seed)]
+    assert len(data.families) == 6 and data.latents["relatives"].shape[0] == len(scenes)
+    for row, *both in (choice for family in data.families for choice in family):
+        for i, edits in enumerate(both[::-1]):  # the first list changes the first thing and keeps the second
+            for text, after in edits:
+                assert instruction(scenes[row], scenes[after]) == text and not edit_held_out(scenes[row], text)
+                assert scenes[row].things[i] in scenes[after].things
+    texts, clean, references = data.twins(random.Random(5))
+    assert len(texts) == len(clean) == data.batch // 2
+    assert mx.array_equal(references[::2], references[1::2]) and len(set(texts)) > 2
+    found = [mx.abs(data.latents["relatives"] - row).sum(axis=(1, 2)).argmin().item() for row in references[:1]]
+    after = encode_scenes(autoencoder, [s for s in scenes if instruction(scenes[found[0]], s) == texts[0]], 96)
+    assert mx.abs(clean[0] - after).max(axis=(1, 2)).min().item() < 1e-2
+
+
+def test_turns_say_what_each_step_is_of(world):
+    data = world[-1]
+    kinds = ("pictures", "twins", "pairs", "edits")
+    turning = FlowData(data.latents, data.tokenizer, 32, batch=12, turns=kinds)
+    assert [turning(step)[1].shape[:2] for step in range(8)] == 2 * [(12, 0), (6, 36), (4, 72), (6, 36)]
+
+
+def test_nothing_held_out_is_trained_on(world):
+    tokenizer, *_, data = world
+
+    for step in range(0, 40):
+        rng = random.Random(step)
+        text = sample_sentence(rng, step)
+        assert not held_out(text) or text in {sample_edit(s)[1] for s in range(300)}
+    for seed in data.one_reference + data.two_references:
+        references, text, _ = data.edits_by_seed[seed]
+        assert not edit_held_out(references[0], text)
+    said = set()
+    for step in (s for s in range(40) if s % 4 != 3):
+        ids, mask = data(step)[2:4]
+        words = [tokenizer.decode(row[: sum(real)]) for row, real in zip(ids.tolist(), mask.tolist())]
+        said |= {w.split("user\n")[1].split("\nassistant")[0] for w in words} - {""}
+    assert len(said) > 20 and not any(map(held_out, said))
+
+
+def test_measured_latents_are_normal(world):
+    model = Autoencoder(CONFIG)
+    initialize(model, mx.random.key(0))
+    measure_latents(model, 96, 32)
+    z = model.encode(draw_samples(range(32), 96))
+    assert mx.abs(z.mean(axis=(0, 1, 2))).max().item() < 1e-2
+    assert mx.abs(z.var(axis=(0, 1, 2)) - 1).max().item() < 2e-2
+    raw = pack(mx.split(model.encoder(draw_samples(range(4), 96)), 2, axis=-1)[0])
+    assert mx.allclose(model.bn.denormalise(z[:4]), raw, atol=1e-3)
+
+
+def test_psnr():
+    assert psnr(mx.zeros((2, 2)), mx.full((2, 2), 0.2)) == pytest.approx(20.0, abs=1e-3)
+
+
+def test_the_decoder_learns_from_noisy_latents_of_whole_pictures(world):
+    autoencoder = world[1]
+    x, z = decoder_batch(autoencoder, 3, 2, 96)
+    assert mx.array_equal(x, draw_samples([6, 7], 96))
+    assert (z - autoencoder.encode(x)).std().item() == pytest.approx(0.02, rel=0.1)
+
+    class Exact:
+        decode = staticmethod(lambda latents: x + 0.5)
+
+    assert decoder_loss(Exact, x, z).item() == pytest.approx(0.3 * 0.5 + 4 * 0.25, abs=1e-5)
