@@ -1,7 +1,7 @@
 """Draw with klein-nano's bundled files in diffusers' own pipeline, and keep the pictures for tests/nano/test_nano.py.
 
     pip install -e ".[dev]"
-    python tests/make_nano_golden.py
+    python tests/goldens/make_nano_golden.py
 
 From the noise of kleinlite's seed 7, float32, on a CPU. Run it again whenever nano's weights change.
 """
@@ -50,7 +50,7 @@ def main() -> None:
             images=[pictures[r] for r in references],
         )  # fmt: skip
     rows = {name: mx.array(memoryview(p.tobytes())).reshape(p.height, p.width, 3) for name, p in pictures.items()}
-    mx.save_safetensors(str(HERE / "goldens" / "nano.safetensors"), rows)
+    mx.save_safetensors(str(HERE / "nano.safetensors"), rows)
     print("wrote", ", ".join(pictures))
 
 

@@ -3,8 +3,8 @@
 Nothing here depends on MLX or on kleinlite; the tests only read what this writes. To make it again:
 
     pip install -e ".[dev]"
-    python tests/make_pipeline_golden.py            # seconds
-    python tests/make_pipeline_golden.py --check    # compute again and compare, write nothing but a temporary folder
+    python tests/goldens/make_pipeline_golden.py            # seconds
+    python tests/goldens/make_pipeline_golden.py --check    # compute again and compare, write nothing but a temporary folder
 
 `tests/pipelines/README.md` says what the files hold.
 """
@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Qwen2TokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-PIPELINES = Path(__file__).parent / "pipelines"
+PIPELINES = Path(__file__).parents[1] / "pipelines"
 TAPS, TOKENS = (1, 3, 4), 40
 QWEN = {
     "hidden_size": 16,

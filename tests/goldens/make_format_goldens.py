@@ -1,6 +1,6 @@
 """Matrices in FP8 and in both layouts of NVFP4, byte by byte, and what they stand for: `goldens/formats.safetensors`.
 
-    python tests/make_format_goldens.py     # torch and numpy; nothing here depends on MLX or on kleinlite
+    python tests/goldens/make_format_goldens.py     # torch and numpy; nothing here depends on MLX or on kleinlite
 
 The codes are drawn, not quantised: every code and every kind of scale occurs. Values are worked out one by one, from
 the definition of the format and the place of each byte in its layout.
@@ -62,4 +62,4 @@ def nvfp4(draw: np.random.Generator) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     draw = np.random.Generator(np.random.PCG64(0))
-    save_file(fp8(draw) | nvfp4(draw), Path(__file__).parent / "goldens" / "formats.safetensors")
+    save_file(fp8(draw) | nvfp4(draw), Path(__file__).parent / "formats.safetensors")

@@ -4,8 +4,8 @@ The model itself is `tests/pipelines/tiny`, which make_pipeline_golden.py writes
 parts and runs them in the 9b-kv way, so the weights need not have been trained for it. To make the values again:
 
     pip install -e ".[dev]"
-    python tests/make_kv_golden.py            # seconds
-    python tests/make_kv_golden.py --check    # compute again and compare, write nothing
+    python tests/goldens/make_kv_golden.py            # seconds
+    python tests/goldens/make_kv_golden.py --check    # compute again and compare, write nothing
 
 `expected.safetensors` has, for each run in `meta.json`, `<run>.trajectory`: the noise and the latents after every step,
 (steps + 1, pictures, n, 128), and `<run>.image`: (pictures, h, w, 3), 8 bits. References are those of `tiny/meta.json`.
