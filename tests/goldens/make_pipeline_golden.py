@@ -4,7 +4,7 @@ Nothing here depends on MLX or on kleinlite; the tests only read what this write
 
     pip install -e ".[dev]"
     python tests/goldens/make_pipeline_golden.py            # seconds
-    python tests/goldens/make_pipeline_golden.py --check    # compute again and compare, write nothing but a temporary folder
+    python tests/goldens/make_pipeline_golden.py --check    # compute again and compare, write nothing here
 
 `tests/pipelines/README.md` says what the files hold.
 """
