@@ -46,7 +46,7 @@ from ..transformer import Transformer, TransformerConfig
 # ---------------------------------------------------------------- a random model in the released layout
 
 
-def random_weights(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+def make_random_weights(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
     """bfloat16 stand-ins, not yet computed: matrices that keep sizes as they are, norms that do nothing."""
     block = mx.random.normal((2**22,), key=mx.random.key(0)).astype(mx.bfloat16)
 
@@ -66,7 +66,7 @@ def write_part(
     """One part's folder: config.json, and its weights in files of at most `limit` bytes with an index."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    portions = list(split_shards(random_weights(to_released(module, rules, mx.bfloat16)), limit))
+    portions = list(split_shards(make_random_weights(to_released(module, rules, mx.bfloat16)), limit))
     files = [f"{stem}-{i:05}-of-{len(portions):05}.safetensors" for i in range(1, len(portions) + 1)]
     files = files if len(files) > 1 else [f"{stem}.safetensors"]
     places = {name: file for file, portion in zip(files, portions) for name in portion}
@@ -102,14 +102,14 @@ class Cost(NamedTuple):
     read: float  # bytes read from files
 
 
-def resident() -> int:
+def peak_resident_bytes() -> int:
     """The most memory that this process has had: on Linux since `start_over`, elsewhere since it began."""
     if sys.platform == "linux":
         return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on a Mac
 
 
-def start_over() -> None:
+def reset_peaks() -> None:
     mx.reset_peak_memory()
     if sys.platform == "linux":
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
@@ -139,11 +139,13 @@ def measure(klein: Klein, size: int, steps: int) -> dict[str, Cost]:
         return klein.load("autoencoder").decode(result)
 
     for stage, do in {**work, "decode": decode}.items():
-        start_over()
+        reset_peaks()
         read, start = bytes_read(), time.perf_counter()
         result = do()
         mx.eval(result if result is not None else ())
-        costs[stage] = Cost(time.perf_counter() - start, resident(), mx.get_peak_memory(), bytes_read() - read)
+        costs[stage] = Cost(
+            time.perf_counter() - start, peak_resident_bytes(), mx.get_peak_memory(), bytes_read() - read
+        )
         print(f"{stage}: {costs[stage].seconds:.1f} s", file=sys.stderr, flush=True)
     return costs
 
@@ -151,7 +153,7 @@ def measure(klein: Klein, size: int, steps: int) -> dict[str, Cost]:
 # ---------------------------------------------------------------- predicting
 
 
-def products(klein: Klein, size: int) -> dict[str, float]:
+def count_flops(klein: Klein, size: int) -> dict[str, float]:
     """Floating-point operations of the matrix products in a prompt and in a step: two per weight and token."""
     (cfg, _), (text_cfg, _) = klein.checkpoint.parts["transformer"], klein.checkpoint.parts["text_encoder"]
     m, layers = text_cfg.tokens, max(text_cfg.taps)
@@ -165,7 +167,7 @@ def products(klein: Klein, size: int) -> dict[str, float]:
     }
 
 
-def speed() -> float:
+def measure_flops_per_second() -> float:
     """Floating-point operations per second in a matrix product of this machine, as a transformer's are."""
     dtype = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
     a, b = (mx.random.normal((1024, 2048)).astype(dtype) for _ in range(2))
@@ -177,7 +179,7 @@ def speed() -> float:
 
 def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) -> dict[str, Cost]:
     """The same ledger by arithmetic. base: bytes of the process before anything was read."""
-    flops, rate, on_disk = products(klein, size), speed(), klein.checkpoint.nbytes
+    flops, rate, on_disk = count_flops(klein, size), measure_flops_per_second(), klein.checkpoint.nbytes
     used = count_parameters(TextEncoder, klein.checkpoint.parts["text_encoder"][0])
     stays = all_parts_fit(plan)
     memory = {
@@ -199,7 +201,7 @@ def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) ->
     return {stage: cost(stage.split()[0]) for stage in stages}
 
 
-def table(measured: dict[str, Cost], predicted: dict[str, Cost]) -> str:
+def format_table(measured: dict[str, Cost], predicted: dict[str, Cost]) -> str:
     """Markdown: each number measured, and in brackets predicted."""
     lines = ["| stage | seconds | resident, GB | MLX's arrays, GB | read, GB |", "|---|--:|--:|--:|--:|"]
     pair = lambda a, b, digits: f"{a:.{digits}f} ({'–' if math.isnan(b) else f'{b:.{digits}f}'})"
@@ -213,21 +215,21 @@ def table(measured: dict[str, Cost], predicted: dict[str, Cost]) -> str:
 # ---------------------------------------------------------------- python -m kleinlite.bench.picture
 
 
-def ledger(model: str, quantize: int | str | None, size: int | None, steps: int) -> None:
+def print_costs(model: str, quantize: int | str | None, size: int | None, steps: int) -> None:
     """Draw a picture with a model and print what each stage cost."""
     klein = Klein.from_pretrained(model, quantize=quantize)
     size = size or klein.info.size
     request = check_request(klein.info, PROMPT, width=size, height=size, steps=steps, seed=7)
-    base = resident()
+    base = peak_resident_bytes()
     predicted = predict(klein, klein.plan_memory(request), size, steps, base)
     measured = measure(klein, size, steps)
     bits = "as stored" if quantize is None else f"quantize={quantize}"
     where = f"{mx.default_device()}, MLX {mx.__version__}"
     print(f"{Path(model).name}, {bits}, {size} × {size}, {where}: measured (predicted)")
-    print(f"\n{table(measured, predicted)}\n", flush=True)
+    print(f"\n{format_table(measured, predicted)}\n", flush=True)
 
 
-def full(model: str, folder: Path, size: int, steps: int) -> None:
+def run_full_size(model: str, folder: Path, size: int, steps: int) -> None:
     """Write a random model and print its ledger in three precisions, each in a process of its own."""
     if not (folder / "model_index.json").exists():
         print(f"writing a random {model} ...", file=sys.stderr)
@@ -248,9 +250,9 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if not args.full:
         quantize = next((q for q in PACKINGS if str(q) == args.quantize), None)
-        return ledger(args.model, quantize, args.size, args.steps)
+        return print_costs(args.model, quantize, args.size, args.steps)
     with tempfile.TemporaryDirectory() as temporary:
-        full(args.full, args.keep or Path(temporary) / args.full, args.size or 256, args.steps)
+        run_full_size(args.full, args.keep or Path(temporary) / args.full, args.size or 256, args.steps)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Cost:
         return max(self.errors, key=self.errors.get)
 
 
-def layer_errors(name: str | Path, p: Packing) -> tuple[dict[str, float], int]:
+def measure_layer_errors(name: str | Path, p: Packing) -> tuple[dict[str, float], int]:
     """Relative error (root mean square) of each packed matrix of the transformer, and the bytes of all its weights.
 
     One matrix at a time, so that it works for models larger than the memory.
@@ -72,15 +72,15 @@ def layer_errors(name: str | Path, p: Packing) -> tuple[dict[str, float], int]:
     return errors, nbytes
 
 
-def costs(
-    name: str | Path = "nano", settings: Iterable[int | str] = PACKINGS, prompts: Sequence[str] = PROMPTS, **wishes
+def measure_costs(
+    name: str | Path = "nano", settings: Iterable[int | str] = PACKINGS, prompts: Sequence[str] = PROMPTS, **request
 ) -> Iterator[Cost]:
-    """Each setting's cost, one after the other. `wishes`: size and steps of the pictures, as for a `Klein`."""
+    """Each setting's cost, one after the other. request: size and steps of the pictures, as for a `Klein`."""
     seeds = list(range(len(prompts)))
-    draw = lambda klein: [to_pixels(x) for x in klein(list(prompts), seed=seeds, progress=False, **wishes)]
+    draw = lambda klein: [to_pixels(x) for x in klein(list(prompts), seed=seeds, progress=False, **request)]
     exact = draw(Klein.from_pretrained(name))
     for setting in settings:
-        errors, nbytes = layer_errors(name, PACKINGS[setting])
+        errors, nbytes = measure_layer_errors(name, PACKINGS[setting])
         pairs = zip(draw(Klein.from_pretrained(name, quantize=setting)), exact)
         difference = statistics.mean(mx.abs(a - b).mean().item() * 127.5 for a, b in pairs)
         yield Cost(setting, PACKINGS[setting].bits_per_weight, nbytes / 1e6, errors, difference)
@@ -92,13 +92,13 @@ HEADER = (
 )
 
 
-def row(c: Cost) -> str:
+def format_row(c: Cost) -> str:
     """A line of the table, in Markdown."""
     typical, worst = statistics.median(c.errors.values()), f"{c.worst} {c.errors[c.worst]:.1%}"
     return f"| {c.setting} | {c.bits:.2f} | {c.megabytes:,.1f} | {typical:.1%} | {worst} | {c.difference:.1f} |"
 
 
-def speed(setting: int | str, tokens: Sequence[int] = (64, 256, 768, 1536)) -> dict[int, float]:
+def time_block(setting: int | str, tokens: Sequence[int] = (64, 256, 768, 1536)) -> dict[int, float]:
     """Time of one single block of the 4B's shape, packed / its time in float32, for each count of tokens.
 
     setting: as for `quantize`, or "bfloat16", the matrices kept in 16 bits. Both are timed in turns, four times, and
@@ -137,12 +137,12 @@ def main() -> None:
     settings = [int(s) if s.isdigit() else s for s in args.only] if args.only else PACKINGS
     if args.speed:
         for setting in ("bfloat16", *settings):
-            ratios = ", ".join(f"{n} tokens {ratio:.2f}" for n, ratio in speed(setting).items())
+            ratios = ", ".join(f"{n} tokens {ratio:.2f}" for n, ratio in time_block(setting).items())
             print(f"{setting}: {ratios}", flush=True)
         return
     print(HEADER)
-    for c in costs(args.model, settings, width=args.size, height=args.size):
-        print(row(c), flush=True)
+    for c in measure_costs(args.model, settings, width=args.size, height=args.size):
+        print(format_row(c), flush=True)
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ class line(AbstractContextManager):  # a context's name, as contextlib's own are
             raise ValueError(f"{function.__qualname__} must have {right!r} once, not {source.count(right)} times.")
         names = dict(function.__globals__)
         exec(source.replace(right, wrong), names)
-        self.function, self.honest, self.changed = function, function.__code__, names[function.__name__].__code__
+        self.function, self.original, self.changed = function, function.__code__, names[function.__name__].__code__
 
     def __enter__(self) -> None:
         self.function.__code__ = self.changed
 
     def __exit__(self, *error) -> None:
-        self.function.__code__ = self.honest
+        self.function.__code__ = self.original
 
 
 class Effect(NamedTuple):

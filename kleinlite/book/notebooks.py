@@ -35,7 +35,7 @@ NOISE = [
 ]
 
 
-class Failed(Exception):
+class RunError(Exception):
     """A cell raised, took too long, or took the kernel down."""
 
 
@@ -50,7 +50,7 @@ def tags_of(cell: dict) -> set[str]:
     return {*cell["metadata"].get("tags", []), *(word.lower().replace("_", "-") for word in words)}
 
 
-def quiet(text: str | list[str]) -> list[str]:
+def normalize_text(text: str | list[str]) -> list[str]:
     """Lines as they look after their carriage returns, without what differs from run to run."""
     text = re.sub(r"[^\n]*\r(?!\n)", "", text_of(text))
     for pattern, replacement in NOISE:
@@ -58,7 +58,7 @@ def quiet(text: str | list[str]) -> list[str]:
     return text.splitlines(keepends=True)
 
 
-def sizes(output: dict, kept: dict) -> dict:
+def picture_sizes(output: dict, kept: dict) -> dict:
     """How large a page shall show each picture; it may have more pixels than that."""
     known = {mime: about for mime, about in output.get("metadata", {}).items() if mime in kept and "height" in about}
     return {mime: {"width": about["width"], "height": about["height"]} for mime, about in known.items()}
@@ -75,16 +75,16 @@ def clean_outputs(outputs: list[dict], count: int) -> list[dict]:
             lines = text_of(output["text"])
             if kept and kept[-1]["output_type"] == "stream":  # where a stream breaks into pieces is chance
                 lines = text_of(kept.pop()["text"]) + lines
-            kept.append({"name": "stdout", "output_type": "stream", "text": quiet(lines)})
+            kept.append({"name": "stdout", "output_type": "stream", "text": normalize_text(lines)})
         elif kind == "error":
-            trace = text_of(quiet("\n".join(output["traceback"]))).split("\n")
-            kept.append({**output, "evalue": text_of(quiet(output["evalue"])), "traceback": trace})
+            trace = text_of(normalize_text("\n".join(output["traceback"]))).split("\n")
+            kept.append({**output, "evalue": text_of(normalize_text(output["evalue"])), "traceback": trace})
         else:
             dropped = {WIDGET, "image/jpeg"} if "image/png" in data else {WIDGET}  # a PIL picture comes as both
             data = {mime: value for mime, value in data.items() if mime not in dropped}
-            data = {mime: quiet(value) if mime.startswith("text/") else value for mime, value in data.items()}
+            data = {mime: normalize_text(value) if mime.startswith("text/") else value for mime, value in data.items()}
             number = {"execution_count": count} if kind == "execute_result" else {}
-            kept.append({"data": data, "metadata": sizes(output, data), "output_type": kind, **number})
+            kept.append({"data": data, "metadata": picture_sizes(output, data), "output_type": kind, **number})
     return kept
 
 
@@ -149,7 +149,7 @@ def run(path: Path, timeout: int = 600) -> dict:
     try:
         client.execute()
     except (CellControlSignal, DeadKernelError) as error:
-        raise Failed(re.sub(r"\x1b\[[\d;]*m", "", str(error))) from None
+        raise RunError(re.sub(r"\x1b\[[\d;]*m", "", str(error))) from None
     for cell, before in zip(notebook.cells, stored["cells"]):
         cell.metadata = before["metadata"]
         for output in cell.get("outputs", []):
@@ -186,7 +186,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
                 notebook = run(path, options.timeout)
             else:
                 notebook = clean(json.loads(path.read_text("utf-8")))
-        except (Failed, ValueError) as error:
+        except (RunError, ValueError) as error:
             print(f"{path.name} failed and was left as it was:\n{error}", file=sys.stderr)
             failed += 1
             continue

@@ -35,8 +35,8 @@ DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 IMPORT = (ast.Import, ast.ImportFrom)
 
 
-class Refused(Exception):
-    """A broken rule, as one sentence: Refused(where, what is wrong, the way out)."""
+class PromotionError(Exception):
+    """A broken rule, as one sentence: PromotionError(where, what is wrong, the way out)."""
 
     def __str__(self) -> str:
         return "{} {}: {}.".format(*self.args)
@@ -49,13 +49,13 @@ class Module(NamedTuple):
     names: list[tuple[str, str]]  # each promoted name and the cell that promotes it
 
 
-def build(file: Path) -> Module | None:
+def build_module(file: Path) -> Module | None:
     """One notebook → its module; None if no cell is marked."""
     notebook, module = f"notebooks/{file.name}", None
     try:
         cells = json.loads(file.read_text("utf-8"))["cells"]
     except (ValueError, KeyError):
-        raise Refused(notebook, "is not a readable notebook", "mend or restore the file") from None
+        raise PromotionError(notebook, "is not a readable notebook", "mend or restore the file") from None
     prose, code = (["".join(c["source"]) for c in cells if c["cell_type"] == t] for t in ("markdown", "code"))
     imports, blocks, names = [], [], []
     for number, source in enumerate(code, start=1):
@@ -65,32 +65,32 @@ def build(file: Path) -> Module | None:
         if number == 1:
             module = re.search(r"default_exp +([a-z]\w*)", marks)
         if re.search(r"^# *\| *export\b", body, re.M):
-            raise Refused(cell, "has its mark in the wrong place", "make `#| export` its first line")
+            raise PromotionError(cell, "has its mark in the wrong place", "make `#| export` its first line")
         if not re.search(r"^#\| ?export\s*$", marks, re.M):
             continue
         if not module:
             way_out = "begin that cell with `#| default_exp name`"
-            raise Refused(cell, "is marked, but the first code cell does not name the module", way_out)
+            raise PromotionError(cell, "is marked, but the first code cell does not name the module", way_out)
         try:
             nodes = ast.parse(body).body
         except SyntaxError as error:
             what = f"is marked, but is not plain Python ({error.msg})"
-            raise Refused(cell, what, "take magics out of it, or take the mark off") from None
-        names += [(name, cell) for node in nodes for name in defined(node, cell)]
+            raise PromotionError(cell, what, "take magics out of it, or take the mark off") from None
+        names += [(name, cell) for node in nodes for name in promoted_names(node, cell)]
         imports += [node for node in nodes if isinstance(node, IMPORT)]
-        blocks += without_imports(body, nodes, cell)
+        blocks += strip_imports(body, nodes, cell)
     if not imports and not blocks:
         return None
     public = [f'"{name}"' for name, _ in names if not name.startswith("_")]
-    title = docstring(prose[0] if prose else "", notebook)
-    text, in_definition = "\n\n".join([title, *gathered(imports), listing("__all__ = ", public, "[]")]), False
+    title = make_docstring(prose[0] if prose else "", notebook)
+    text, in_definition = "\n\n".join([title, *merge_imports(imports), format_list("__all__ = ", public, "[]")]), False
     for first, block, last in blocks:  # two blank lines around functions and classes, one elsewhere
         text += "\n" * (3 if in_definition or first else 2) + block
         in_definition = last
-    return Module(notebook, f"kleinlite/{module[1]}.py", seal(text + "\n"), names)
+    return Module(notebook, f"kleinlite/{module[1]}.py", add_seal(text + "\n"), names)
 
 
-def defined(node: ast.stmt, cell: str) -> list[str]:
+def promoted_names(node: ast.stmt, cell: str) -> list[str]:
     """The names that a statement gives to the module. Statements of any other kind are refused."""
     if isinstance(node, DEFINITION):
         return [node.name]
@@ -104,21 +104,21 @@ def defined(node: ast.stmt, cell: str) -> list[str]:
             return names
     line = ast.unparse(node).split("\n")[0]
     what = f"has `{line}`, but only imports, functions, classes and constants can be promoted"
-    raise Refused(cell, what, "move it to a cell without the mark")
+    raise PromotionError(cell, what, "move it to a cell without the mark")
 
 
-def without_imports(body: str, nodes: list[ast.stmt], cell: str) -> list[tuple[bool, str, bool]]:
+def strip_imports(body: str, nodes: list[ast.stmt], cell: str) -> list[tuple[bool, str, bool]]:
     """The cell's own lines, as they were written, and whether they begin and end with a definition."""
     kept = [node for node in nodes if not isinstance(node, IMPORT)]
     cut = {line for node in nodes if node not in kept for line in range(node.lineno, node.end_lineno + 1)}
     if any(node.lineno in cut for node in kept):
-        raise Refused(cell, "has an import and a definition in one line", "give each a line of its own")
+        raise PromotionError(cell, "has an import and a definition in one line", "give each a line of its own")
     text = "\n".join(line for i, line in enumerate(body.split("\n"), start=1) if i not in cut).strip()
     text = re.sub(r"\n{4,}", "\n\n\n", text) if cut else text
     return [(isinstance(kept[0], DEFINITION), text, isinstance(kept[-1], DEFINITION))] if kept else []
 
 
-def gathered(imports: list[ast.Import | ast.ImportFrom]) -> list[str]:
+def merge_imports(imports: list[ast.Import | ast.ImportFrom]) -> list[str]:
     """All imports, each once, in a formatter's order: standard library, third party, this package."""
     found: dict[tuple, set[str]] = {}
     for node in imports:
@@ -131,12 +131,12 @@ def gathered(imports: list[ast.Import | ast.ImportFrom]) -> list[str]:
     lines: dict[int, list[str]] = {}
     for (group, is_from, _, source), names in sorted(found.items()):
         ordered = sorted(names, key=lambda name: (not name.isupper(), name[0].islower(), name.lower()))
-        line = listing(f"from {source} import ", ordered) if is_from else f"import {source}"
+        line = format_list(f"from {source} import ", ordered) if is_from else f"import {source}"
         lines.setdefault(group, []).append(line)
     return ["\n".join(group) for group in lines.values()]
 
 
-def listing(head: str, items: list[str], brackets: str = "") -> str:
+def format_list(head: str, items: list[str], brackets: str = "") -> str:
     """`head[a, b]`, or one item a line if that is too long, as a formatter lays it out."""
     line = f"{head}{brackets[:1]}{', '.join(items)}{brackets[1:]}"
     opening, closing = brackets or "()"
@@ -144,7 +144,7 @@ def listing(head: str, items: list[str], brackets: str = "") -> str:
     return line if len(line) <= WIDTH else f"{head}{opening}\n{lines}{closing}"
 
 
-def docstring(prose: str, notebook: str) -> str:
+def make_docstring(prose: str, notebook: str) -> str:
     """The chapter's title, its promise (the first quote, else the first sentence), and where to edit."""
     prose = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", prose).replace("**", "").replace('"""', "")
     blocks = re.split(r"\n\s*\n", re.sub(r"^(#.*)", r"\1\n", prose, flags=re.M))
@@ -164,47 +164,47 @@ def docstring(prose: str, notebook: str) -> str:
 # The whole book → the package
 
 
-def read(path: Path) -> str:
+def read_text(path: Path) -> str:
     return path.read_text("utf-8") if path.exists() else ""
 
 
-def plain(text: str) -> str:
+def strip_seal(text: str) -> str:
     """A module without its seal."""
     return SEALED.sub(lambda found: TRAILER.format(found[1], "?"), text, count=1)
 
 
-def seal(text: str) -> str:
+def add_seal(text: str) -> str:
     """A module with a short hash of itself in its docstring, by which a later edit by hand is noticed."""
-    digest = hashlib.sha256(plain(text).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(strip_seal(text).encode()).hexdigest()[:8]
     return SEALED.sub(lambda found: TRAILER.format(found[1], digest), text, count=1)
 
 
-def plan(root: Path = ROOT) -> list[Module]:
+def plan_modules(root: Path = ROOT) -> list[Module]:
     """What all the notebooks promote, after a look that no rule of the book is broken."""
     if not (root / "notebooks").is_dir():
-        raise Refused(root, "has no notebooks to promote", "run this in a clone of the repository")
-    modules = [module for file in sorted((root / "notebooks").glob("*.ipynb")) if (module := build(file))]
+        raise PromotionError(root, "has no notebooks to promote", "run this in a clone of the repository")
+    modules = [module for file in sorted((root / "notebooks").glob("*.ipynb")) if (module := build_module(file))]
     owners: dict[str, str] = {}
     for notebook, path, text, names in modules:
         for name, owner in [(path, notebook), *names]:
             if name in owners:
-                raise Refused(owner, f"promotes `{name}`, as does {owners[name]}", "rename or unmark one")
+                raise PromotionError(owner, f"promotes `{name}`, as does {owners[name]}", "rename or unmark one")
             owners[name] = owner
-        old = read(root / path)
+        old = read_text(root / path)
         if old and not SEALED.search(old):
-            raise Refused(notebook, f"would overwrite the hand-written {path}", "change its `#| default_exp`")
-        if old and old != seal(old) and plain(old) != plain(text):
+            raise PromotionError(notebook, f"would overwrite the hand-written {path}", "change its `#| default_exp`")
+        if old and old != add_seal(old) and strip_seal(old) != strip_seal(text):
             way_out = f"move the edit into the notebook, delete {path}, and run `make promote`"
-            raise Refused(path, f"was edited by hand, but {notebook} writes it", way_out)
+            raise PromotionError(path, f"was edited by hand, but {notebook} writes it", way_out)
     for path in sorted((root / "kleinlite").glob("*.py")):
-        if f"kleinlite/{path.name}" not in owners and (found := SEALED.search(read(path))):
-            raise Refused(f"kleinlite/{path.name}", f"is no longer promoted by {found[1]}", "delete it")
+        if f"kleinlite/{path.name}" not in owners and (found := SEALED.search(read_text(path))):
+            raise PromotionError(f"kleinlite/{path.name}", f"is no longer promoted by {found[1]}", "delete it")
     return modules
 
 
 def promote(root: Path = ROOT, check: bool = False) -> list[Module]:
     """Write the modules that differ from their notebooks (with `check`, only find them), and return them."""
-    changed = [module for module in plan(root) if read(root / module.path) != module.text]
+    changed = [module for module in plan_modules(root) if read_text(root / module.path) != module.text]
     for module in [] if check else changed:
         draft = root / f"{module.path}.tmp"
         draft.write_text(module.text, "utf-8", newline="\n")
@@ -215,10 +215,10 @@ def promote(root: Path = ROOT, check: bool = False) -> list[Module]:
 def diff(name: str, root: Path = ROOT) -> None:
     """Show what promoting a saved notebook would change: `promote.diff("01_autoencoder")`."""
     files = [f for f in (root / "notebooks").glob("*.ipynb") if Path(name).stem in (f.stem, f.stem[3:])]
-    module = build(files[0]) if files else None
+    module = build_module(files[0]) if files else None
     if not module:
-        raise Refused(name, "promotes nothing", "name a notebook that does, for example 01_autoencoder")
-    old, new = (plain(text).splitlines(True) for text in (read(root / module.path), module.text))
+        raise PromotionError(name, "promotes nothing", "name a notebook that does, for example 01_autoencoder")
+    old, new = (strip_seal(text).splitlines(True) for text in (read_text(root / module.path), module.text))
     lines = difflib.unified_diff(old, new, module.path, module.notebook)
     print("".join(lines).rstrip() or f"{module.path} is up to date.")
 
@@ -232,7 +232,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         if options.diff:
             return diff(options.diff, root)
         changed = promote(root, options.check)
-    except Refused as refusal:
+    except PromotionError as refusal:
         print(refusal, file=sys.stderr)
         return 2
     for module in changed:

@@ -54,18 +54,18 @@ class Site:
 
     def __init__(self, root: Path, source: str, chapters: dict[str, str]):
         self.root, self.source = root, source
-        self.anchors = {path: anchors(text) for path, text in chapters.items()}
+        self.anchors = {path: find_anchors(text) for path, text in chapters.items()}
         self.repository = re.search(r'^Repository = "(.+)"', (root / "pyproject.toml").read_text("utf-8"), re.M)[1]
         self.problems: list[str] = []
-        self.terms = terms(chapters.get("glossary.md", ""))
+        self.terms = read_glossary(chapters.get("glossary.md", ""))
         self.unused: dict[str, set[str]] = {}  # per page: the terms that were not met yet
         words = "|".join(re.escape(word) for word in sorted(self.terms, key=len, reverse=True))
         self.words = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.I) if words else None
 
-    def on_github(self, file: str) -> str:
+    def github_url(self, file: str) -> str:
         return f"{self.repository}/{'tree' if (self.root / file).is_dir() else 'blob'}/main/{quote(file)}"
 
-    def link(self, target: str, page: str, where: str) -> str:
+    def resolve_link(self, target: str, page: str, where: str) -> str:
         """Where a link of a notebook leads on the site: to a page, to a file beside it, else to GitHub."""
         if re.match(r"[a-z][a-z\d+.-]*:|//", target):
             return target
@@ -80,9 +80,9 @@ class Site:
         if not (self.root / stored).exists():
             self.problems.append(f"{where}: {target} leads nowhere")
         copied = stored.startswith(f"{self.source}/") and not file.endswith(".ipynb")
-        return target if copied else self.on_github(stored) + (f"#{anchor}" if anchor else "")
+        return target if copied else self.github_url(stored) + (f"#{anchor}" if anchor else "")
 
-    def gloss(self, text: str, page: str) -> str:
+    def link_terms(self, text: str, page: str) -> str:
         """Markdown in which the first use of each term on a page leads to the glossary."""
         if not self.words or page in UNLINKED:
             return text
@@ -108,54 +108,54 @@ class Site:
 # Prose
 
 
-def anchors(text: str) -> set[str]:
+def find_anchors(text: str) -> set[str]:
     """The names that mdBook gives to a page's headings, and those that it was told."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     found = set(re.findall(r'\bid="([^"]+)"', text))
     for title in re.findall(r"^#{1,6} +(.+?) *$", text, re.M):
         told = re.search(r"\{#(\S+)\}$", title)
-        name = told[1] if told else slug(title)
+        name = told[1] if told else slugify(title)
         found.add(next(n for n in (name, *(f"{name}-{i}" for i in range(1, 99))) if n not in found))
     return found
 
 
-def slug(title: str) -> str:
+def slugify(title: str) -> str:
     title = FORMULA.sub(lambda found: mathml(found)[0], title)
     words = html.unescape(re.sub(r"\]\([^)]*\)|<[^>]*>", "", title)).strip().lower()
     return "".join(c for c in words.replace(" ", "-") if c.isalnum() or c in "-_")
 
 
-def terms(glossary: str) -> dict[str, tuple[str, str]]:
+def read_glossary(glossary: str) -> dict[str, tuple[str, str]]:
     """What the glossary explains: each word, and its plural, to the heading's anchor and the first sentence."""
     found = {}
     for title, also, text in TERM.findall(glossary):
         sentence = re.match(r".+?[.:;](?=\s|$)|.*", " ".join(text.split()))[0].rstrip(".:;") + "."
         meaning = "" if "$" in sentence else re.sub(r"\[([^]]+)\]\([^)]*\)|[*_`]", r"\1", sentence)
         for word in [title, *also.split(", ")] if also else [title]:
-            found |= dict.fromkeys((word.lower(), f"{word.lower()}s"), (slug(title), meaning))
+            found |= dict.fromkeys((word.lower(), f"{word.lower()}s"), (slugify(title), meaning))
     return found
 
 
-def prose(text: str, page: str, where: str, site: Site) -> str:
+def render_prose(text: str, page: str, where: str, site: Site) -> str:
     """Markdown with its links led to the site's pages and its formulas translated; code stays as it is."""
     done, start = [], 0
     for code in [*CODE.finditer(text), None]:
         part = text[start : code.start() if code else None]
-        part = FORMULA.sub(lambda found: formula(found, where, site), part)  # first: $p[i](x)$ is no link
-        done.append(TARGET.sub(lambda found: redirect(found, page, where, site), part))
+        part = FORMULA.sub(lambda found: render_formula(found, where, site), part)  # first: $p[i](x)$ is no link
+        done.append(TARGET.sub(lambda found: rewrite_link(found, page, where, site), part))
         if code:
             done.append(code[0])
             start = code.end()
     return "".join(done)
 
 
-def redirect(found: re.Match, page: str, where: str, site: Site) -> str:
+def rewrite_link(found: re.Match, page: str, where: str, site: Site) -> str:
     if found["picture"] is not None and not found["alt"].strip():
         site.problems.append(f"{where}: the picture {found['to'][:60]} has no words: write ![what it shows](…)")
-    return f"{found['picture'] or ''}{found['opening']}{site.link(found['to'], page, where)}"
+    return f"{found['picture'] or ''}{found['opening']}{site.resolve_link(found['to'], page, where)}"
 
 
-def formula(found: re.Match, where: str, site: Site) -> str:
+def render_formula(found: re.Match, where: str, site: Site) -> str:
     result, problem = mathml(found)
     if problem:
         site.problems.append(f"{where}: the formula {found[0]} does not translate to MathML ({problem})")
@@ -165,7 +165,7 @@ def formula(found: re.Match, where: str, site: Site) -> str:
 # Cells
 
 
-def page(notebook: dict, path: str, site: Site) -> str:
+def render_notebook(notebook: dict, path: str, site: Site) -> str:
     """The Markdown of one notebook."""
     parts, heading, module = [], "", None
     for number, cell in enumerate(notebook["cells"], start=1):
@@ -173,42 +173,44 @@ def page(notebook: dict, path: str, site: Site) -> str:
         source, tags = "".join(cell["source"]), cell["metadata"].get("tags", [])
         if cell["cell_type"] == "markdown":
             heading = ([heading] + re.findall(r"^#+ +(.+)", source, re.M))[-1]
-            parts.append(site.gloss(prose(with_attachments(source, cell), path, where, site), path))
+            parts.append(site.link_terms(render_prose(embed_attachments(source, cell), path, where, site), path))
         elif cell["cell_type"] == "code":
             module = module or re.search(r"^#\| ?default_exp +(\w+)", source, re.M)
             if "remove-cell" in tags:
                 continue
             shown = MARKS.sub("", source).strip("\n")
             if shown and "remove-input" not in tags:
-                block = f"{fence(shown)}python\n{shown}\n{fence(shown)}"
+                block = f"{fence_for(shown)}python\n{shown}\n{fence_for(shown)}"
                 promoted = re.search(r"^#\| ?export", source, re.M)
                 parts.append(f'<div class="promoted">\n\n{block}\n\n</div>' if promoted else block)
             if "remove-output" not in tags:
                 first = shown.split("\n")[0]
                 alt = cell["metadata"].get("alt") or (first[1:] if first.startswith("#") else f"Picture: {heading}")
-                parts += outputs(cell["outputs"], alt.strip(" #*_`$."), path, where, site)
+                parts += render_outputs(cell["outputs"], alt.strip(" #*_`$."), path, where, site)
     text = "\n\n".join(parts).replace("{{#", "\\{{#")  # mdBook would take it for an include
     title = re.search(r"^# .*$", text, re.M)
     position = title.end() if title else 0
-    return "\n\n".join([text[:position], doors(path, module and module[1], site), text[position:].lstrip("\n")])
+    return "\n\n".join([text[:position], render_links(path, module and module[1], site), text[position:].lstrip("\n")])
 
 
-def fence(source: str) -> str:
+def fence_for(source: str) -> str:
     """Backticks enough to hold a source that has some of its own."""
     return "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`{3,}", source))])
 
 
-def with_attachments(source: str, cell: dict) -> str:
+def embed_attachments(source: str, cell: dict) -> str:
     """Prose with the pictures pasted into its cell, as HTML: mdBook would store a Markdown picture twice."""
 
     def paste(found: re.Match) -> str:
         mime, data = next(iter(cell.get("attachments", {}).get(unquote(found[2]), {}).items()), (None, None))
-        return picture(mime, data, found[1], {}) if mime and found[1].strip() else found[0].replace("attachment:", "")
+        if mime and found[1].strip():
+            return render_picture(mime, data, found[1], {})
+        return found[0].replace("attachment:", "")
 
     return re.sub(r"!\[([^]]*)\]\(attachment:([^)]+)\)", paste, source)
 
 
-def picture(mime: str, data: str | list[str], alt: str, size: dict) -> str:
+def render_picture(mime: str, data: str | list[str], alt: str, size: dict) -> str:
     """An HTML picture; its size, where that is known, keeps the page from jumping while it loads."""
     data = "".join(data)
     if mime == "image/svg+xml":
@@ -221,7 +223,7 @@ def picture(mime: str, data: str | list[str], alt: str, size: dict) -> str:
     return f'<p><img alt="{html.escape(alt)}"{said} src="data:{mime};base64,{data}"></p>'
 
 
-def outputs(stored: list[dict], alt: str, path: str, where: str, site: Site) -> Iterator[str]:
+def render_outputs(stored: list[dict], alt: str, path: str, where: str, site: Site) -> Iterator[str]:
     """What a cell shows, the richest form of each: picture, table, Markdown, text."""
     pictures = sum(any(mime in output.get("data", {}) for mime in PICTURES) for output in stored)
     seen = 0
@@ -229,10 +231,10 @@ def outputs(stored: list[dict], alt: str, path: str, where: str, site: Site) -> 
         data = output.get("data", {})
         mime = next((mime for mime in PICTURES if mime in data), None)
         if output["output_type"] == "error":
-            yield listing(f"{output['ename']}: {output['evalue']}", "output error")
+            yield render_text(f"{output['ename']}: {output['evalue']}", "output error")
         elif output["output_type"] == "stream":
             if output["name"] == "stdout":
-                yield listing("".join(output["text"]))
+                yield render_text("".join(output["text"]))
         elif WIDGET in data and not mime:
             if not pictures:
                 yield '<p class="output">Something to play with stands here: open the notebook to use it.</p>'
@@ -240,32 +242,32 @@ def outputs(stored: list[dict], alt: str, path: str, where: str, site: Site) -> 
             seen += 1
             name = f"{alt} ({seen} of {pictures})" if pictures > 1 else alt
             size = output.get("metadata", {}).get(mime, {})
-            yield f'<div class="output">{picture(mime, data[mime], name, size)}</div>'
+            yield f'<div class="output">{render_picture(mime, data[mime], name, size)}</div>'
         elif "text/html" in data:
             table = re.sub(r"<(script|style)\b.*?</\1>|\n\s*(?=\n)", "", "".join(data["text/html"]), flags=re.S)
             yield f'<div class="output">{table}</div>'
         elif "text/markdown" in data:
-            text = prose("".join(data["text/markdown"]), path, where, site)
+            text = render_prose("".join(data["text/markdown"]), path, where, site)
             yield f'<div class="output">\n\n{text}\n\n</div>'
         elif "text/latex" in data:
-            yield prose("".join(data["text/latex"]), path, where, site)
+            yield render_prose("".join(data["text/latex"]), path, where, site)
         elif "text/plain" in data:
-            yield listing("".join(data["text/plain"]))
+            yield render_text("".join(data["text/plain"]))
 
 
-def listing(text: str, kind: str = "output") -> str:
+def render_text(text: str, kind: str = "output") -> str:
     text = re.sub(r"\x1b\[[\d;]*m", "", text).rstrip()
     return f'<pre class="{kind}">{html.escape(text)}</pre>' if text else ""
 
 
-def doors(path: str, module: str | None, site: Site) -> str:
+def render_links(path: str, module: str | None, site: Site) -> str:
     """The line below a chapter's title: where to open the notebook, the file that it writes, and what to do next."""
     project = site.repository.removeprefix("https://github.com/")
     file = f"{site.source}/{path}"
     colab = f"https://colab.research.google.com/github/{project}/blob/main/{quote(file)}"
     links = [
         f'<a href="{posixpath.basename(path)}" download>download</a>',
-        f'<a href="{site.on_github(file)}">GitHub</a>',
+        f'<a href="{site.github_url(file)}">GitHub</a>',
         f'<a href="https://mybinder.org/v2/gh/{project}/main?urlpath=lab/tree/{quote(file)}">Binder</a>',
         f'<a href="{colab}" title="Begin with the cell of the overview that installs the package">Colab</a>',
     ]
@@ -273,7 +275,7 @@ def doors(path: str, module: str | None, site: Site) -> str:
     if module:
         home = f"kleinlite/{module}.py"
         edge = '<span class="edge">an edge like this</span>'
-        text = f'Cells with {edge} become <a href="{site.on_github(home)}"><code>{home}</code></a>'
+        text = f'Cells with {edge} become <a href="{site.github_url(home)}"><code>{home}</code></a>'
         known = module in site.anchors.get("api.md", ())
         texts.append(f'{text} (<a href="api.html#{module}">reference</a>).' if known else f"{text}.")
     solutions, chapter = f"solutions/{path}", path.removeprefix("solutions/")
@@ -292,23 +294,23 @@ def html_name(path: str) -> str:
 # mdBook's protocol
 
 
-def chapters(items: list) -> Iterator[dict]:
+def walk_chapters(items: list) -> Iterator[dict]:
     """Every chapter that has a file, at any depth."""
     for item in items:
         if isinstance(item, dict) and (chapter := item.get("Chapter")):
             if chapter["path"]:
                 yield chapter
-            yield from chapters(chapter["sub_items"])
+            yield from walk_chapters(chapter["sub_items"])
 
 
 def markdown_of(notebook: dict) -> str:
     return "\n\n".join("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown")
 
 
-def build(context: dict, book: dict) -> list[str]:
+def rewrite_book(context: dict, book: dict) -> list[str]:
     """Rewrites the chapters of a book in place; returns what is wrong with them."""
     root, source = Path(context["root"]), context["config"]["book"]["src"]
-    found = list(chapters(book.get("items") or book.get("sections") or []))
+    found = list(walk_chapters(book.get("items") or book.get("sections") or []))
     alive = [c for c in found if c["path"].endswith(".md") and live.MARK.search(c["content"])]
     scripts, problems = live.prepare(root / source) if alive else ("", [])
     for chapter in alive:
@@ -323,15 +325,15 @@ def build(context: dict, book: dict) -> list[str]:
     for chapter in found:
         path = chapter["path"]
         if path in notebooks:
-            chapter["content"] = page(notebooks[path], path, site)
+            chapter["content"] = render_notebook(notebooks[path], path, site)
         else:
-            chapter["content"] = site.gloss(prose(chapter["content"], path, f"{source}/{path}", site), path)
-        chapter["number"] = numbered(path)
-    weigh({c["path"]: len(c["content"].encode()) for c in found}, site)
+            chapter["content"] = site.link_terms(render_prose(chapter["content"], path, f"{source}/{path}", site), path)
+        chapter["number"] = chapter_number(path)
+    check_sizes({c["path"]: len(c["content"].encode()) for c in found}, site)
     return site.problems
 
 
-def numbered(path: str) -> list[int] | None:
+def chapter_number(path: str) -> list[int] | None:
     """05_transformer is chapter 5. mdBook nests by numbers, so solutions need some, which the style sheet hides."""
     chapter = re.match(r"(?:solutions/)?(\d+)_", path)
     if path.startswith("solutions"):
@@ -339,7 +341,7 @@ def numbered(path: str) -> list[int] | None:
     return [int(chapter[1])] if chapter and int(chapter[1]) else None
 
 
-def weigh(pages: dict[str, int], site: Site) -> None:
+def check_sizes(pages: dict[str, int], site: Site) -> None:
     """Complain about a page that is too heavy, and about a site that is. Pictures are the usual reason."""
     for path, weight in pages.items():
         if weight + FRAME > PAGE:
@@ -357,7 +359,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments[:1] == ["supports"]:
         return 0 if arguments[1:] == ["html"] else 1
     context, book = json.load(sys.stdin)
-    problems = build(context, book)
+    problems = rewrite_book(context, book)
     for problem in problems:
         print(f"{problem}.", file=sys.stderr)
     if not problems:

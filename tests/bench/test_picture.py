@@ -36,7 +36,7 @@ def test_a_random_model_has_the_released_names_shapes_and_type(size, text):
         (Transformer(cfg), picture.TRANSFORMER_NAMES, transformer_shapes(size, "folder")),
         (TextEncoder(text_cfg), picture.TEXT_ENCODER_NAMES, text_encoder_shapes(text)),
     ):
-        found = picture.random_weights(picture.to_released(module, rules, mx.bfloat16))
+        found = picture.make_random_weights(picture.to_released(module, rules, mx.bfloat16))
         assert {name: w.shape for name, w in found.items()} == expected
         assert {w.dtype for w in found.values()} == {mx.bfloat16}
 
@@ -54,7 +54,7 @@ def test_shards_and_their_index(tmp_path):
 
 def test_random_weights_keep_sizes():
     given = {"a.weight": mx.zeros((300, 200)), "a.bias": mx.zeros((300,)), "n.weight": mx.zeros((7,))}
-    found = picture.random_weights(given)
+    found = picture.make_random_weights(given)
     assert {k: w.shape for k, w in found.items()} == {k: w.shape for k, w in given.items()}
     assert abs(math.sqrt(200) * mx.sqrt((found["a.weight"].astype(mx.float32) ** 2).mean()).item() - 1) < 0.05
     assert found["a.bias"].tolist() == [0] * 300 and found["n.weight"].tolist() == [1] * 7

@@ -9,10 +9,10 @@ from kleinlite.models.opening import open_checkpoint
 
 
 def test_the_table_of_costs(capsys):
-    [cost] = quantization.costs("nano", (8,), prompts=quantization.PROMPTS[:1])
+    [cost] = quantization.measure_costs("nano", (8,), prompts=quantization.PROMPTS[:1])
     assert cost.setting == 8 and cost.bits == 8.5 and 0 < cost.difference < 2
     assert max(cost.errors.values()) == cost.errors[cost.worst] < ERROR[8]
     assert len(cost.errors) == 34  # every matrix but txt_in, which is 288 wide
     packed = open_checkpoint("nano", dtype=mx.float16, quantize=8).load_transformer()
     assert cost.megabytes * 1e6 == sum(w.nbytes for _, w in tree_flatten(packed.parameters()))
-    assert quantization.row(cost).startswith("| 8 | 8.50 | 2.5 | ") and quantization.HEADER.count("|") == 14
+    assert quantization.format_row(cost).startswith("| 8 | 8.50 | 2.5 | ") and quantization.HEADER.count("|") == 14

@@ -70,7 +70,7 @@ def make(tmp_path):
         ]
         context = {"root": str(tmp_path), "config": {"book": {"src": "notebooks"}}}
         items = [{"PartTitle": "One"}, *pages, "Separator", chapter(None, "")]
-        problems = site.build(context, {"items": items})
+        problems = site.rewrite_book(context, {"items": items})
         make.pages = {page["Chapter"]["path"]: page["Chapter"] for page in pages}
         return pages[0]["Chapter"]["content"], problems
 
@@ -323,7 +323,7 @@ def test_numbers_are_those_of_the_notebooks(make):
         "01_demo.ipynb": [1], "02_more.ipynb": [2], "glossary.md": None, "api.md": None,
         "solutions/01_demo.ipynb": [99, 1],
     }  # fmt: skip
-    assert site.numbered("00_overview.ipynb") is None and site.numbered("solutions.md") == [99]
+    assert site.chapter_number("00_overview.ipynb") is None and site.chapter_number("solutions.md") == [99]
 
 
 def test_exercises_and_solutions_know_each_other(make):
