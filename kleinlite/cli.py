@@ -257,11 +257,13 @@ def info(args: argparse.Namespace) -> None:
         return show(read_metadata(args.file))
     import mlx.core as mx
 
-    from .cpu import blas_name
+    from .cpu import blas_name, blas_speeds
 
     show({"kleinlite": __version__, "mlx": mx.__version__, "python": platform.python_version()})
     device = f"{mx.default_device()}, {mx.device_info().get('device_name', 'unknown')}"
-    show({"platform": platform.platform(), "device": device, "BLAS": blas_name() or "MLX's own"})
+    speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in blas_speeds().items())
+    blas = (blas_name() or "MLX's own") + (f" (the fastest here, in GFLOP/s: {speeds})" if speeds else "")
+    show({"platform": platform.platform(), "device": device, "BLAS": blas})
 
 
 def show(facts: dict) -> None:

@@ -2,7 +2,8 @@
 
 MLX is made for Apple's chips. Its Linux CPU build gives the same results, but four things in it are slow or large:
 
-- matrix products, 30 to 100 times: the wheel brings the reference BLAS. `setup` puts OpenBLAS in its place;
+- matrix products, 30 to 100 times: the wheel brings the reference BLAS. `setup` puts OpenBLAS in its place, the
+  fastest one where there are several;
 - large arrays: each goes back to the kernel after every operation and has to be asked for again. `setup`
   tells the C library to keep them;
 - exp, 5 to 8 times, and with it sigmoid, silu, softmax and attention: MLX works it out one value at a time.
@@ -19,7 +20,10 @@ compiles with g++; where there is none, it runs the operations one by one.)
     KLEINLITE_CPU=off           switches all of it off
 """
 
-from .blas import blas_name, setup
+from .blas import blas_name, blas_speeds, setup
 from .operations import FAST, SCORES, STRIP, attention, conv2d, exp, sigmoid, silu, softmax
 
-__all__ = ["FAST", "SCORES", "STRIP", "attention", "blas_name", "conv2d", "exp", "setup", "sigmoid", "silu", "softmax"]
+__all__ = [
+    "FAST", "SCORES", "STRIP", "attention", "blas_name", "blas_speeds", "conv2d", "exp", "setup", "sigmoid", "silu",
+    "softmax",
+]  # fmt: skip

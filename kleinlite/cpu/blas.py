@@ -3,15 +3,24 @@
 libmlx.so calls the BLAS through a table of addresses, which the loader fills in when the program starts.
 We look up where in that table cblas_sgemm and its two sisters stand, and write other addresses there.
 No file is changed, and it does not matter whether mlx was imported before.
+
+Which OpenBLAS matters as much as having one: an older one does not know a newer processor, and is a fifth as fast.
+Where there are several, each multiplies for some 20 ms on one thread, by turns, in processor time, which other work on
+the machine changes little; the fastest is taken. What was measured is kept in the user's cache folder until a library,
+MLX or the processor is another one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
+import math
 import os
 import platform
 import sys
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -21,8 +30,11 @@ GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # float32, float64, compl
 SLOT_KINDS = {"x86_64": (6, 7), "aarch64": (1025, 1026)}  # R_<machine>_GLOB_DAT and _JUMP_SLOT
 PT_DYNAMIC, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL = 2, 2, 5, 6, 7, 8, 23  # <elf.h>
 
+LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+
 _done = False
 _blas: str | None = None
+_speeds: dict[str, float] = {}  # what to call a library → GFLOP/s, where there was a choice
 _slots: dict[str, int] = {}  # name → where its address stands in the table
 _original: dict[str, int] = {}  # name → the address that stood there before
 
@@ -67,17 +79,21 @@ def _slots_of(library: _Library) -> dict[str, int]:
 
 
 def _find_slots() -> dict[str, int]:
-    """`_slots_of` libmlx.so, wherever it is loaded."""
+    """`_slots_of` the libmlx.so that mlx.core calls; a program may have loaded another one as well."""
     found = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
     def visit(library, size, data):  # an exception could not leave this function, so it does very little
         if os.path.basename(library.contents.name or b"").startswith(b"libmlx.so"):
-            found.append(_Library.from_buffer_copy(library.contents))
+            found.append((library.contents.name, _Library.from_buffer_copy(library.contents)))
         return 0
 
     ctypes.CDLL(None).dl_iterate_phdr(visit, None)
-    return _slots_of(found[0]) if found else {}
+    beside = os.path.realpath(os.path.dirname(mx.__file__))  # the wheel keeps it in lib/ next to mlx.core
+    own = [library for name, library in found if os.path.realpath(os.fsdecode(name)).startswith(beside + os.sep)]
+    if len(found) > 1 and len(own) != 1:
+        raise OSError(f"{len(found)} libraries are called libmlx.so, and which one MLX calls is not clear")
+    return _slots_of((own or [library for _, library in found])[0]) if found else {}
 
 
 def _point_to(addresses: dict[str, int]) -> dict[str, int]:
@@ -95,16 +111,26 @@ def _point_to(addresses: dict[str, int]) -> dict[str, int]:
     return before
 
 
-def _candidates():
-    """Fast libraries that may be there, best first: what to call it, the file, what its names begin with."""
-    yield "OpenBLAS (conda)", os.path.join(sys.prefix, "lib", "libopenblas.so.0"), ""
-    yield "OpenBLAS (system)", "libopenblasp.so.0", ""  # Fedora: this one has threads
-    yield "OpenBLAS (system)", "libopenblas.so.0", ""
+class Candidate(NamedTuple):
+    """A fast library that may be there."""
+
+    name: str  # what to call it
+    path: str  # a file, or a name that the loader knows
+    prefix: str  # what the names in it begin with
+
+
+def _candidates() -> list[Candidate]:
+    found = [
+        Candidate("OpenBLAS (conda)", os.path.join(sys.prefix, "lib", "libopenblas.so.0"), ""),
+        Candidate("OpenBLAS (system)", "libopenblasp.so.0", ""),  # Fedora: this one has threads
+        Candidate("OpenBLAS (system)", "libopenblas.so.0", ""),
+    ]
     try:
         import scipy_openblas32 as wheel
     except ImportError:
-        return
-    yield "scipy-openblas32", os.path.join(wheel.get_lib_dir(), wheel.get_library(fullname=True)), "scipy_"
+        return found
+    path = os.path.join(wheel.get_lib_dir(), wheel.get_library(fullname=True))
+    return [*found, Candidate("scipy-openblas32", path, "scipy_")]
 
 
 def _addresses(path: str, prefix: str) -> dict[str, int]:
@@ -132,26 +158,115 @@ def _products_are_right() -> bool:
     return True
 
 
+def _compare(usable: list[tuple[Candidate, dict[str, int]]]) -> dict[str, float]:
+    """GFLOP/s of MLX's product with each library, by path: one thread's, times the threads that it would use."""
+    a, b = mx.full((256, 1024), 0.5), mx.full((1024, 1024), 0.25)
+    mx.eval(a, b)
+    threads = {c.path: _threads(c) for c, _ in usable}
+    best = dict.fromkeys(threads, math.inf)
+    for turn in range(4):
+        for candidate, addresses in usable:
+            _point_to(addresses)
+            start = time.process_time()
+            mx.eval(a @ b)
+            if turn:  # the first turn brings the library's buffers into memory
+                best[candidate.path] = min(best[candidate.path], time.process_time() - start)
+    for candidate, _ in usable:
+        _threads(candidate, threads[candidate.path])
+    flops = 2 * a.size * b.shape[1]
+    return {path: threads[path] * flops / max(seconds, 1e-6) / 1e9 for path, seconds in best.items()}
+
+
+def _threads(candidate: Candidate, count: int = 1) -> int:
+    """Let a library use so many threads; returns how many it used before."""
+    library = ctypes.CDLL(candidate.path)
+    before = library[candidate.prefix + "openblas_get_num_threads"]()
+    library[candidate.prefix + "openblas_set_num_threads"](count)
+    return before
+
+
+def _cache_file() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(folder) / "kleinlite" / "blas.json"
+
+
+def _circumstances(candidates: list[Candidate]) -> list:
+    """What a measurement holds for: the processor, MLX, and the libraries' files as they are now."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = sorted({line for line in lines if line.startswith(("model name", "CPU part"))})
+    except OSError:
+        processor = [platform.machine()]
+    places = [[os.path.join(folder, c.path) for folder in ("", *LIBRARIES)] for c in candidates]
+    files = [next((f for f in files if os.path.isfile(f)), None) for files in places]
+    stamps = [[f, os.stat(f).st_mtime_ns, os.stat(f).st_size] if f else None for f in files]
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("OPENBLAS_"))
+    return [mx.__version__, processor, settings, stamps]
+
+
+def _recall(circumstances: list) -> dict[str, float]:
+    """The speeds measured in these circumstances, by path; empty if there are none."""
+    try:
+        known = json.loads(_cache_file().read_text(encoding="utf-8"))
+        speeds = known["gigaflops"] if known["circumstances"] == circumstances else {}
+        return {str(path): float(speed) for path, speed in speeds.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none yet, or not ours
+        return {}
+
+
+def _remember(circumstances: list, speeds: dict[str, float]) -> None:
+    """Best effort: where nothing can be kept, the next start measures again."""
+    try:
+        _cache_file().parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"circumstances": circumstances, "gigaflops": speeds}, indent=1)
+        _cache_file().write_text(text + "\n", encoding="utf-8")
+    except OSError:
+        pass
+
+
+def _works(addresses: dict[str, int]) -> dict[str, int] | None:
+    """Make MLX call these; what it called before, or None, and that again, if their products are wrong."""
+    before = _point_to(addresses)
+    right = False
+    try:
+        right = _products_are_right()
+    finally:
+        if not right:
+            _point_to(before)
+    return before if right else None
+
+
 def _use_fast_blas() -> str | None:
-    """Find a fast BLAS and make MLX call it; the name of what MLX calls from now on, None if its own."""
+    """Find the fastest BLAS and make MLX call it; the name of what MLX calls from now on, None if its own."""
     _slots.update(_find_slots())
     if "cblas_sgemm" not in _slots:
         return None
-    for name, path, prefix in _candidates():
+    candidates = _candidates()
+    circumstances = _circumstances(candidates)
+    speeds, usable = _recall(circumstances), []
+    for candidate in sorted(candidates, key=lambda c: -speeds.get(c.path, 0)):
         try:
-            before = _point_to(_addresses(path, prefix))
+            addresses = _addresses(candidate.path, candidate.prefix)
         except (OSError, AttributeError):  # not there, or not what it seems
             continue
-        right = False
-        try:
-            right = _products_are_right()
-        finally:
-            if not right:
-                _point_to(before)
-        if right:
-            _original.update(before)
-            return name
-    return None
+        if any(addresses == known for _, known in usable):  # two ways to name one file
+            continue
+        before = _works(addresses)
+        if before is None:
+            continue
+        _original.update(_original or before)
+        usable.append((candidate, addresses))
+        if speeds:  # measured before: the fastest comes first
+            break
+    if not usable:
+        return None
+    if not speeds and len(usable) > 1:
+        speeds = _compare(usable)
+        _remember(circumstances, speeds)
+    best, addresses = max(usable, key=lambda found: speeds.get(found[0].path, 0))
+    _point_to(addresses)
+    _speeds.update({c.name: round(speeds[c.path]) for c in candidates if c.path in speeds})
+    return best.name
 
 
 def setup() -> None:
@@ -164,13 +279,14 @@ def setup() -> None:
     if hasattr(libc, "mallopt"):  # glibc: one arena, no mmap, nothing given back until the program ends
         for option, value in ((-8, 1), (-4, 0), (-1, 2**31 - 1)):  # M_ARENA_MAX, _MMAP_MAX, _TRIM_THRESHOLD
             libc.mallopt(option, value)
+    trouble = "no fast BLAS found"
     try:
         _blas = _use_fast_blas()
-    except Exception:  # whatever it was: the slow way works, and the line below says so
-        _blas = None
+    except Exception as error:  # whatever it was: the slow way works, and the line below says so
+        _blas, trouble = None, f"a fast BLAS could not be put in place ({type(error).__name__}: {error})"
     if _blas is None:
         print(
-            "kleinlite: no fast BLAS found, so matrix products take 30 to 100 times as long as they need to. "
+            f"kleinlite: {trouble}, so matrix products take 30 to 100 times as long as they need to. "
             "`pip install scipy-openblas32` (or `apt install libopenblas0-pthread`, or `conda install "
             "libopenblas`) and start Python again.",
             file=sys.stderr,
@@ -180,3 +296,8 @@ def setup() -> None:
 def blas_name() -> str | None:
     """Where matrix products come from since `setup`, such as "OpenBLAS (system)"; None: MLX's own."""
     return _blas
+
+
+def blas_speeds() -> dict[str, float]:
+    """The libraries that were compared, in GFLOP/s; empty where there was no choice."""
+    return dict(_speeds)

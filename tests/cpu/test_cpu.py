@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -237,7 +238,7 @@ def test_each_library_gives_right_products(name, path, prefix, table):
 def test_a_wrong_library_is_noticed_and_taken_out_again(table, monkeypatch):
     blas._point_to(blas._original)
     does_nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
-    monkeypatch.setattr(blas, "_candidates", lambda: [("wrong", "", "")])
+    monkeypatch.setattr(blas, "_candidates", lambda: [blas.Candidate("wrong", "", "")])
     for wrong in blas.GEMMS:  # one of the three is enough
         monkeypatch.setattr(blas, "_addresses", lambda path, prefix, name=wrong: {name: does_nothing})
         before = now()
@@ -249,7 +250,7 @@ def test_a_wrong_library_is_noticed_and_taken_out_again(table, monkeypatch):
 @linux
 def test_setup_twice_changes_nothing(table, capfd):
     name = cpu.blas_name()
-    assert name == (installed() or [None])[0]
+    assert name in (installed() or [None])
     cpu.setup()
     assert cpu.blas_name() == name and now() == table
     assert capfd.readouterr() == ("", "")
@@ -291,7 +292,7 @@ print(cpu.FAST, cpu.blas_name(), blas._slots, mx.array_equal(cpu.exp(x), mx.exp(
     "trouble",
     [
         "blas._candidates = lambda: []",
-        "blas._candidates = lambda: [('x', '/nowhere/libopenblas.so.0', ''), ('y', 'libc.so.6', '')]",
+        "blas._candidates = lambda: [blas.Candidate('x', '/nowhere/a.so', ''), blas.Candidate('y', 'libc.so.6', '')]",
         "blas._find_slots = lambda: {}",
         "blas.platform.machine = lambda: 'abacus'",
         "blas._products_are_right = lambda: 1 / 0",
@@ -311,10 +312,84 @@ def test_a_library_that_will_not_do_is_passed_over():
         pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
     code = """
 good = list(blas._candidates())
-blas._candidates = lambda: [("x", "/nowhere/libopenblas.so.0", ""), ("y", "libc.so.6", ""), *good]
+blas._candidates = lambda: [blas.Candidate("x", "/nowhere/a.so", ""), blas.Candidate("y", "libc.so.6", ""), *good]
 cpu.setup(); print(cpu.blas_name())
 """
-    assert fresh(code) == (f"{installed()[0]}\n", "")
+    name, err = fresh(code)
+    assert name.strip() in installed() and not err
+
+
+CHOICE = """
+good = next(c for c in blas._candidates() if blas._use_fast_blas() and c.name == "{name}")
+blas._candidates = lambda: [good._replace(name="old"), good._replace(name="new", path="another")]
+addresses = blas._addresses(good.path, good.prefix)
+one = {{"cblas_sgemm": addresses["cblas_sgemm"]}}
+blas._addresses = lambda path, prefix: addresses if path == good.path else one
+def compare(usable):
+    print("compares", len(usable))
+    return {{good.path: 38.0, "another": 182.0}}
+blas._compare = compare
+cpu.setup(); print(cpu.blas_name(), cpu.blas_speeds())
+"""
+
+
+@linux
+def test_the_fastest_library_is_taken_and_remembered(tmp_path):
+    if not installed():
+        pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
+    code, cache = CHOICE.format(name=installed()[-1]), tmp_path / "kleinlite" / "blas.json"
+    choice = "new {'old': 38, 'new': 182}\n"
+    assert fresh(code, XDG_CACHE_HOME=str(tmp_path)) == ("compares 2\n" + choice, "")
+    assert fresh(code, XDG_CACHE_HOME=str(tmp_path)) == (choice, "")
+    other = fresh(code, XDG_CACHE_HOME=str(tmp_path), OPENBLAS_MAIN_FREE="1")  # other settings, other speeds
+    assert other == ("compares 2\n" + choice, "")
+    for damaged in ("", "[]", '{"circumstances": 1, "gigaflops": 2}', "\0"):
+        cache.write_text(damaged)
+        assert fresh(code, XDG_CACHE_HOME=str(tmp_path)) == ("compares 2\n" + choice, "")
+    nowhere = fresh(code, XDG_CACHE_HOME="/dev/null/x")  # where nothing can be kept
+    assert nowhere == ("compares 2\n" + choice, "")
+
+
+@linux
+def test_comparing_measures_and_leaves_the_threads_as_they_were(table):
+    usable = []
+    for candidate in blas._candidates():
+        with contextlib.suppress(OSError):
+            usable.append((candidate, blas._addresses(candidate.path, candidate.prefix)))
+    if not usable:
+        pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
+    usable = usable[-1:]
+    threads = blas._threads(usable[0][0], 2)
+    assert 1 < blas._compare(usable)[usable[0][0].path] < 10_000
+    assert blas._threads(usable[0][0], threads) == 2
+
+
+@linux
+def test_with_two_libraries_called_libmlx_the_right_one_is_changed(tmp_path):
+    """Another program's libmlx.so, loaded before: MLX's own table is the one that counts."""
+    if not installed():
+        pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
+    own = Path(mx.__file__).parent / "lib" / "libmlx.so"
+    (tmp_path / "libmlx.so").write_bytes(own.read_bytes())
+    code = f"""
+import ctypes
+ctypes.CDLL({str(tmp_path / "libmlx.so")!r})
+cpu.setup()
+maps = [line.split() for line in open("/proc/self/maps")]
+slot = blas._slots["cblas_sgemm"]
+[where] = [m[-1] for m in maps if int(m[0].split("-")[0], 16) <= slot < int(m[0].split("-")[1], 16)]
+print(where, len([m for m in maps if m[-1].endswith("libmlx.so")]) > 5, cpu.blas_name() is not None)
+"""
+    assert fresh(code) == (f"{own} True True\n", "")
+
+
+@linux
+def test_a_library_that_cannot_be_told_apart_is_left_alone():
+    out, err = fresh("blas.mx.__file__ = '/elsewhere/core.so'; import ctypes, shutil, tempfile, glob, mlx\n"
+        "from pathlib import Path; d = tempfile.TemporaryDirectory()\n"
+        "shutil.copy(Path(list(mlx.__path__)[0]) / 'lib' / 'libmlx.so', d.name)\n"
+        "ctypes.CDLL(d.name + '/libmlx.so'); cpu.setup(); print(cpu.blas_name())")  # fmt: skip
+    assert out == "None\n" and err.count("\n") == 1 and "2 libraries are called libmlx.so" in err
 
 
 @linux
