@@ -7,6 +7,7 @@ together, then the definitions in the order in which the chapter builds them.
     python -m kleinlite.book.promote                        write the modules that changed, and say which
     python -m kleinlite.book.promote --check                write nothing; exit 1 if a module is out of date
     python -m kleinlite.book.promote --diff 01_autoencoder  show what promoting would change
+    python -m kleinlite.book.promote --lines                count the package's lines, room by room
 
 Code that is copied from a book into a package drifts, unless something holds the two together. Here that is a
 handful of rules; one that is broken is refused in a sentence, exit status 2, before anything is written.
@@ -223,11 +224,26 @@ def diff(name: str, root: Path = ROOT) -> None:
     print("".join(lines).rstrip() or f"{module.path} is up to date.")
 
 
+def print_lines(root: Path = ROOT) -> None:
+    """How many lines each room of the package has, and which share of them the notebooks wrote."""
+    rooms: dict[str, list[tuple[int, bool]]] = {"": [], "all": []}
+    for path in sorted((root / "kleinlite").rglob("*.py")):
+        room, text = (*path.relative_to(root / "kleinlite").parts[:-1], "")[0], path.read_text("utf-8")
+        for name in (room, "all"):
+            rooms.setdefault(name, []).append((text.count("\n"), bool(SEALED.search(text))))
+    for room, files in sorted(rooms.items()):
+        lines, promoted = sum(n for n, _ in files), sum(n for n, sealed in files if sealed)
+        print(f"{room or 'top floor':10} {lines:6,} lines, {promoted / lines:4.0%} promoted")
+
+
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description="Write the package from the notebooks.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is out of date")
     parser.add_argument("--diff", metavar="NOTEBOOK", help="show what promoting one notebook would change")
+    parser.add_argument("--lines", action="store_true", help="count the package's lines, room by room")
     options = parser.parse_args(argv)
+    if options.lines:
+        return print_lines(root)
     try:
         if options.diff:
             return diff(options.diff, root)

@@ -167,6 +167,18 @@ def test_notebooks_without_marks_and_no_notebooks(tmp_path, capsys):
     assert "in a clone of the repository" in refusal(tmp_path, capsys)
 
 
+def test_lines_are_counted_room_by_room(tmp_path, capsys):
+    write(tmp_path, "01_demo", SETUP, SQUARE)
+    promote.main([], tmp_path)
+    (tmp_path / "kleinlite" / "room").mkdir()
+    (tmp_path / "kleinlite" / "room" / "hand.py").write_text('"""By hand."""\n\nX = 1\n')
+    capsys.readouterr()
+    assert not promote.main(["--lines"], tmp_path)
+    above, whole, room = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert above[-2:] == ["100%", "promoted"] and room == ["room", "3", "lines,", "0%", "promoted"]
+    assert int(whole[1]) == int(above[2]) + 3
+
+
 def test_diff(tmp_path, capsys):
     write(tmp_path, "01_demo", SETUP, SQUARE)
     promote.main([], tmp_path)
