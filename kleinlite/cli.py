@@ -211,9 +211,9 @@ def fetch(model: str, offline: bool) -> None:
 
 
 def generate(args: argparse.Namespace) -> None:
+    from .drawing.memory_check import check_memory, plan_released
     from .drawing.picture_file import save_picture
     from .drawing.request import check_request
-    from .memory import check_memory, plan_released
     from .models.download import find_cached
     from .models.formats import find_packing
     from .models.opening import ModelInfo
@@ -298,7 +298,8 @@ def describe(name: str) -> tuple[str, ...]:
     """One row of the table: of a bundled model from its files, of a released one from the registry."""
     import mlx.core as mx
 
-    from .memory import count_parameters, plan_checkpoint, plan_released
+    from .drawing.memory_check import plan_checkpoint, plan_released
+    from .memory import count_parameters
     from .models.download import find_cached
     from .models.opening import ModelInfo, open_checkpoint
     from .models.registry import MODELS

@@ -1,14 +1,10 @@
-"""What a picture takes in memory, by arithmetic on the configs, and what this machine has. Hand-written.
+"""What it costs.
 
-The weights are counted by building a network without filling it: MLX is lazy, no number is drawn. The three sums of
-what is in flight were fitted to measurements (the page "Which machine runs what" compares): between two matrix
-products MLX has about 72 numbers per token and channel in flight (56 in the text encoder), and the decoder eight of
-its widest arrays and ten strips on a CPU, six on a GPU.
+From the config alone we predict how many weights, products, bytes and seconds a picture takes, and then measure.
+
+Promoted from notebooks/13_memory.ipynb: edit there, then run `make promote`. (seal b2670603)
 """
 
-from __future__ import annotations
-
-import os
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -19,17 +15,43 @@ from mlx.utils import tree_flatten
 
 from .autoencoder import Autoencoder, AutoencoderConfig
 from .cpu import STRIP
-from .models.configs import RELEASED_CONFIGS
-from .models.formats import find_packing
-from .models.opening import SMALL_PART_BYTES, Checkpoint
-from .models.registry import MODELS
 from .text_encoder import TextEncoder, TextEncoderConfig
 from .transformer import Transformer, TransformerConfig
 
-__all__ = [
-    "MemoryPlan", "compute_dtype", "count_parameters", "plan_memory", "plan_checkpoint", "plan_released",
-    "bits_per_weight", "machine_memory", "all_parts_fit", "check_memory",
-]  # fmt: skip
+__all__ = ["count_parameters", "Work", "count_step", "count_prompt", "MemoryPlan", "compute_dtype", "plan_memory"]
+
+
+@cache
+def count_parameters(kind: type[nn.Module], cfg: TransformerConfig | TextEncoderConfig | AutoencoderConfig) -> int:
+    """How many weights a network has. For the text encoder: those below its highest tap, no other is read."""
+    if kind is TextEncoder:
+        cfg = replace(cfg, layers=max(cfg.taps), tied=True)
+    return sum(w.size for _, w in tree_flatten(kind(cfg).parameters()))
+
+
+class Work(NamedTuple):
+    """Floating-point operations of a stage: in matrices of weights, and between the tokens in attention."""
+
+    matrices: int
+    attention: int
+
+    @property
+    def total(self) -> int:
+        return self.matrices + self.attention
+
+
+def count_step(cfg: TransformerConfig, text: int, image: int) -> Work:
+    """One evaluation of the transformer for `text` and `image` tokens (references included)."""
+    s, blocks, weights = text + image, cfg.double_blocks + cfg.single_blocks, (4 + 3 * cfg.mlp_ratio) * cfg.d**2
+    ends = text * cfg.d_text * cfg.d + 2 * image * cfg.d_latent * cfg.d
+    return Work(int(2 * (blocks * weights * s + ends)), 4 * blocks * s**2 * cfg.d)
+
+
+def count_prompt(cfg: TextEncoderConfig) -> Work:
+    """The layers below the highest tap, for one padded prompt."""
+    weights = 2 * cfg.d * (cfg.heads + cfg.kv_heads) * cfg.hd + 3 * cfg.d * cfg.d_mlp
+    layers, m = max(cfg.taps), cfg.tokens
+    return Work(2 * layers * weights * m, 4 * layers * m**2 * cfg.heads * cfg.hd)
 
 
 class MemoryPlan(NamedTuple):
@@ -58,14 +80,6 @@ def compute_dtype() -> mx.Dtype:
     return mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
 
 
-@cache
-def count_parameters(kind: type[nn.Module], cfg: TransformerConfig | TextEncoderConfig | AutoencoderConfig) -> int:
-    """How many weights a network has. For the text encoder: those below its highest tap, no other is read."""
-    if kind is TextEncoder:
-        cfg = replace(cfg, layers=max(cfg.taps), tied=True)
-    return sum(w.size for _, w in tree_flatten(kind(cfg).parameters()))
-
-
 def plan_memory(
     cfg: TransformerConfig, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
     bits: float | tuple[float, float] = 16, references: int = 0, b: int = 1, cpu: bool | None = None,
@@ -88,61 +102,3 @@ def plan_memory(
         step=size * cfg.d * max(72 * tokens, 9 * cfg.d),
         decode=8 * widest + 10 * STRIP if cpu else 6 * widest,
     )
-
-
-def plan_checkpoint(
-    checkpoint: Checkpoint, *, width: int, height: int, bits: float | tuple[float, float] | None = None,
-    references: int = 0, b: int = 1,
-) -> MemoryPlan:  # fmt: skip
-    """`plan_memory` for a model whose files are here; bits as its files have them if not given."""
-    configs = [checkpoint.parts[part][0] for part in ("transformer", "text_encoder", "vae")]
-    bits = bits or bits_per_weight(checkpoint)
-    return plan_memory(*configs, width=width, height=height, bits=bits, references=references, b=b)
-
-
-def plan_released(name: str, *, width: int, height: int, quantize: int | str | None = None) -> MemoryPlan:
-    """`plan_memory` for a released model by its name, known before its files are here."""
-    model = MODELS[name.lower()]
-    configs = *RELEASED_CONFIGS[model.size.name], AutoencoderConfig()
-    stored = 8 * model.transformer_bytes / model.size.transformer_parameters, 16
-    bits = find_packing(quantize).bits_per_weight if quantize else stored
-    return plan_memory(*configs, width=width, height=height, bits=bits)
-
-
-def bits_per_weight(checkpoint: Checkpoint) -> tuple[float, float]:
-    """Of the transformer and of the text encoder, as they will be in memory. Headers are read, no weights."""
-    if checkpoint.packing:
-        return (checkpoint.packing.bits_per_weight,) * 2
-    found = []
-    for name, kind in (("transformer", Transformer), ("text_encoder", TextEncoder)):
-        found.append(8.0 * checkpoint.dtype.size)  # at most: wider weights, and those of small parts, are cast
-        if checkpoint.nbytes(name) >= SMALL_PART_BYTES:
-            stored = [getattr(w, "tensors", {"": w}).values() for w in checkpoint.weights(name).values()]
-            bits = 8 * sum(w.nbytes for arrays in stored for w in arrays)
-            found[-1] = min(found[-1], bits / count_parameters(kind, checkpoint.parts[name][0]))
-    return tuple(found)
-
-
-def machine_memory() -> tuple[int, int]:
-    """Bytes of memory here, and how many of them one program can count on: what a Mac says, else three quarters."""
-    info = mx.device_info()
-    total = info.get("memory_size") or info.get("total_memory")
-    if not total:  # a CPU on Linux
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return total, int(info.get("max_recommended_working_set_size", 0.75 * total))
-
-
-def all_parts_fit(plan: MemoryPlan) -> bool:
-    """Whether the parts can stay in memory together."""
-    return plan.peak_bytes_all_loaded <= machine_memory()[1]
-
-
-def check_memory(plan: MemoryPlan, smaller: dict[int, MemoryPlan]) -> None:
-    """Refuse what has no chance to fit, and name the most bits for which `smaller` has a plan that does."""
-    total, needed = machine_memory()[0], plan.peak_bytes
-    if needed > total:
-        refusal = f"This takes {needed / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB"
-        for bits, other in sorted(smaller.items(), reverse=True):
-            if other.peak_bytes <= total:
-                raise MemoryError(f"{refusal}: with quantize={bits} it takes {other.peak_bytes / 1e9:.1f} GB.")
-        raise MemoryError(f"{refusal}: draw a smaller picture, or take a smaller model.")

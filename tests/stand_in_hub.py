@@ -204,7 +204,9 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", CHUNK)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setattr("kleinlite.memory.machine_memory", lambda: (10**12, 10**12))  # for what "4b" would take
+        monkeypatch.setattr(
+            "kleinlite.drawing.memory_check.machine_memory", lambda: (10**12, 10**12)
+        )  # for what "4b" would take
         server.cache = tmp_path / "cache"
         yield server
         server.release.set()

@@ -9,10 +9,11 @@ from mlx.utils import tree_flatten
 from stand_in_hub import TINY
 from test_keys import TEXT_ENCODERS, TRANSFORMERS
 
-from kleinlite import memory
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.bench import picture
-from kleinlite.memory import MemoryPlan, check_memory, count_parameters, plan_memory
+from kleinlite.drawing import memory_check
+from kleinlite.drawing.memory_check import check_memory
+from kleinlite.memory import MemoryPlan, count_parameters, plan_memory
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.opening import open_checkpoint
 from kleinlite.models.registry import MODELS
@@ -53,7 +54,7 @@ def test_the_peak_with_parts_released_and_with_all_loaded():
     "bits, word", [((16, 8, 4), "quantize=8"), ((32, 16, 4), "quantize=4"), ((32, 32, 32), "smaller")]
 )
 def test_what_cannot_fit_is_refused_with_the_way_out(monkeypatch, bits, word):
-    monkeypatch.setattr(memory, "machine_memory", lambda: (10 * 10**9, 7 * 10**9))
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: (10 * 10**9, 7 * 10**9))
     whole, eight, four = (MemoryPlan(0, n * 10**9, 0, 0, 0, 0) for n in bits)
     with pytest.raises(MemoryError, match=rf"takes {bits[0]}\.0 GB .* has 10\.0 GB: .*{word}"):
         check_memory(whole, {8: eight, 4: four})
@@ -61,7 +62,7 @@ def test_what_cannot_fit_is_refused_with_the_way_out(monkeypatch, bits, word):
 
 
 def test_the_machine_has_memory():
-    whole, usable = memory.machine_memory()
+    whole, usable = memory_check.machine_memory()
     assert 2**30 < usable <= whole < 2**50
 
 

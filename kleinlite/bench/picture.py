@@ -26,8 +26,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
+from ..drawing.memory_check import all_parts_fit
 from ..drawing.request import check_request
-from ..memory import MemoryPlan, all_parts_fit, count_parameters
+from ..memory import MemoryPlan, count_parameters
 from ..models.configs import (
     RELEASED_CONFIGS,
     format_autoencoder_config,

@@ -9,11 +9,12 @@ import mlx.nn as nn
 from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder
-from ..memory import MemoryPlan, all_parts_fit, bits_per_weight, check_memory, count_parameters, plan_checkpoint
+from ..memory import MemoryPlan, count_parameters
 from ..models.opening import Checkpoint
 from ..quantisation import PACKINGS
 from ..text_encoder import TextEncoder, tokenize
 from ..transformer import Transformer
+from .memory_check import all_parts_fit, bits_per_weight, check_memory, plan_checkpoint
 from .request import Request
 
 __all__ = ["Parts"]

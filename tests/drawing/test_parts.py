@@ -105,7 +105,7 @@ def test_what_you_ask_for_stays_and_may_be_changed():
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_where_memory_is_short_the_transformer_goes_too(monkeypatch, stop):
-    monkeypatch.setattr("kleinlite.memory.machine_memory", lambda: (10**12, 1))
+    monkeypatch.setattr("kleinlite.drawing.memory_check.machine_memory", lambda: (10**12, 1))
     klein = tiny()
     watched, stays = Watched(klein), []
     decode = Autoencoder.decode
@@ -124,7 +124,7 @@ def test_where_memory_is_short_the_transformer_goes_too(monkeypatch, stop):
 
 
 def test_where_memory_is_short_what_is_yours_stays(monkeypatch):
-    monkeypatch.setattr("kleinlite.memory.machine_memory", lambda: (10**12, 1))
+    monkeypatch.setattr("kleinlite.drawing.memory_check.machine_memory", lambda: (10**12, 1))
     klein = tiny()
     mine = klein.transformer
     klein("a", **WISH)
@@ -132,7 +132,7 @@ def test_where_memory_is_short_what_is_yours_stays(monkeypatch):
 
 
 def test_a_picture_too_large_is_refused_before_anything_is_read(monkeypatch):
-    monkeypatch.setattr("kleinlite.memory.machine_memory", lambda: (10**6, 10**6))
+    monkeypatch.setattr("kleinlite.drawing.memory_check.machine_memory", lambda: (10**6, 10**6))
     klein = tiny()
     watched = Watched(klein)
     with pytest.raises(MemoryError, match="smaller picture"):
