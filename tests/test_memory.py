@@ -68,22 +68,22 @@ def test_the_machine_has_memory():
 
 def test_bits_are_counted_in_the_files():
     checkpoint = open_checkpoint(TINY, dtype=mx.float32)
-    assert memory.bits_per_weight(checkpoint) == (32, 32)  # small parts are cast
+    assert memory_check.bits_per_weight(checkpoint) == (32, 32)  # small parts are cast
     checkpoint = open_checkpoint("nano", dtype=mx.float32, quantize=4)
-    assert memory.bits_per_weight(checkpoint) == (4.5, 4.5)
+    assert memory_check.bits_per_weight(checkpoint) == (4.5, 4.5)
 
 
 def test_bits_of_a_large_part_are_those_of_its_files(monkeypatch):
-    monkeypatch.setattr(memory, "SMALL_PART_BYTES", 0)
+    monkeypatch.setattr(memory_check, "SMALL_PART_BYTES", 0)
     checkpoint = open_checkpoint("nano", dtype=mx.float32)
-    assert all(abs(bits - 16) < 0.1 for bits in memory.bits_per_weight(checkpoint))  # float16
+    assert all(abs(bits - 16) < 0.1 for bits in memory_check.bits_per_weight(checkpoint))  # float16
 
 
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="the sums were fitted on a CPU")
 def test_the_plan_is_near_what_is_measured():
     """Within a third, for the network that takes most: the decoder, and for nano's step at 256 × 256."""
     klein = Klein.from_pretrained("nano")
-    plan = memory.plan_checkpoint(klein.checkpoint, width=256, height=256, bits=32)
+    plan = memory_check.plan_checkpoint(klein.checkpoint, width=256, height=256, bits=32)
     others = mx.get_active_memory()  # what other tests keep
     measured = picture.measure(klein, 256, 1)
     step, decode = plan.transformer + plan.step, plan.transformer + plan.autoencoder + plan.decode
