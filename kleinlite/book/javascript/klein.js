@@ -71,12 +71,11 @@ export class Tokenizer {
       : (part.normalize("NFC").match(PIECES) ?? []).flatMap((piece) => this.merge(piece)));
   }
 
-  /** The text of each id, for people; a character that fills several tokens shows as its parts. */
-  spell(ids) {
+  /** The bytes of a token. */
+  bytes(id) {
     this.words ??= new Map([...this.vocab, ...this.added].map(([word, id]) => [id, word]));
-    const bytes = new Map(this.letters.map((letter, byte) => [letter, byte])), text = new TextDecoder();
-    return ids.map((id) => this.added.has(this.words.get(id)) ? this.words.get(id)
-      : text.decode(Uint8Array.from(this.words.get(id), (letter) => bytes.get(letter))));
+    const word = this.words.get(id);
+    return this.added.has(word) ? new TextEncoder().encode(word) : Uint8Array.from(word, (letter) => this.letters.indexOf(letter));
   }
 }
 

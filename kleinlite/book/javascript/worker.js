@@ -1,5 +1,5 @@
 // Everything slow happens here, so that the page stays awake. A newer wish, or a stop, ends the one before.
-import { Klein, TEMPLATE } from "./klein.js";
+import { Klein, noise, TEMPLATE } from "./klein.js";
 import { BYTES, FOLDER } from "./model.js";
 
 const folder = new URL(FOLDER, import.meta.url), plain = new URL(self.location).searchParams.get("wasm") === "0";
@@ -13,7 +13,7 @@ const store = (async () => {
   return cache;
 })().catch(() => undefined);
 
-async function read(path) {
+async function fetched(path) {
   const url = new URL(path, folder), kept = await store, found = await kept?.match(url), chunks = [];
   const answer = found ?? await fetch(url).catch(() => ({ ok: false, status: "no connection" }));
   if (!answer.ok) throw new Error(`The model could not be loaded (${path}: ${answer.status}). Reload the page and try again.`);
@@ -38,7 +38,7 @@ function once(name, load) {
 async function open({ reference, model }) {
   const klein = await once("first", async () => {
     const kernel = plain ? null : await (await fetch(new URL("gemm.wasm", import.meta.url))).arrayBuffer();
-    return Klein.open(read, kernel);
+    return Klein.open(fetched, kernel);
   });
   if (reference) await once("encoder", () => klein.loadEncoder());
   if (model === "nano-base") await once("base", () => klein.loadBase());
@@ -47,21 +47,30 @@ async function open({ reference, model }) {
 
 const pause = () => new Promise((resolve) => setTimeout(resolve));
 
-/** What the model reads: text, id and whether it belongs to the chat template. */
+/** What the model reads: text and id of each token, and where in the prompt it stands, in bytes; `mine` if it does. */
 function tokens(klein, prompt) {
-  const ids = klein.tokenize(prompt), texts = klein.tokenizer.spell(ids), start = TEMPLATE("").indexOf("<|im_end|>");
-  let before = 0; // letters
-  return ids.map((id, i) => {
-    const mine = before >= start && before < start + prompt.length;
-    before += texts[i].length;
-    return { id, text: texts[i], mine };
+  const start = TEMPLATE("").indexOf("<|im_end|>"), size = new TextEncoder().encode(prompt).length, letters = new TextDecoder();
+  let to = -start;
+  return klein.tokenize(prompt).map((id) => {
+    const bytes = klein.tokenizer.bytes(id), from = to;
+    to += bytes.length;
+    return { id, text: letters.decode(bytes), from, to, mine: from >= 0 && from < size };
   });
+}
+
+const read = (klein, prompt) => ({ tokens: tokens(klein, prompt), most: klein.index.nano.max_sequence_length, wasm: klein.wasm });
+
+/** Arrays behind each other in one, to be moved to the page in one piece. */
+function join(arrays) {
+  const joined = new Float32Array(arrays.reduce((sum, array) => sum + array.length, 0));
+  arrays.reduce((at, array) => { joined.set(array, at); return at + array.length; }, 0);
+  return joined;
 }
 
 const work = {
   async draw(wish, tell, ended) {
     const klein = await open(wish), began = performance.now();
-    tell("read", { tokens: tokens(klein, wish.prompt), most: klein.index.nano.max_sequence_length, wasm: klein.wasm });
+    tell("read", read(klein, wish.prompt));
     for (const step of klein.draw(wish)) {
       const { index, steps, t, t_next } = step, last = index + 1 === steps;
       const show = last || (klein.wasm && Math.floor((index + 1) * PREVIEWS / steps) > Math.floor(index * PREVIEWS / steps) || steps <= PREVIEWS && klein.wasm);
@@ -73,15 +82,44 @@ const work = {
     return { stopped: false, seconds: (performance.now() - began) / 1000 };
   },
 
+  /** Draws once and tells everything: all attention, the tokens' states after every block, latents and velocities. */
+  async look(wish, tell, ended) {
+    const klein = await open(wish), { max_sequence_length: m, text_encoder_out_layers: taps } = klein.index.nano, text = klein.config.text_encoder;
+    const { num_attention_heads: heads, in_channels: channels, attention_head_dim: hd } = klein.config.transformer;
+    const gh = wish.height / 16, gw = wish.width / 16, start = noise(wish.seed, gh * gw * channels), seen = { attention: [], state: [], blocks: [] };
+    const steps = klein.draw({ ...wish, start }), next = () => {
+      klein.watch = (kind, block, values) => { seen[kind].push(values); if (kind === "state") seen.blocks.push(block); };
+      try { return steps.next(); } finally { klein.watch = null; }
+    };
+    for (let first = true; ; first = false) {
+      const { value: step, done } = next();
+      if (done) break;
+      if (first) {
+        const waves = Array.from({ length: 21 }, (_, i) => i / 20);
+        tell("read", { ...read(klein, wish.prompt), m, s: m + gh * gw, d: heads * hd, gh, gw, channels, heads, taps, start, blocks: seen.blocks.slice(),
+          textHeads: text.num_attention_heads, textLayers: Math.max(...taps), features: klein.encodeText(klein.tokenize(wish.prompt)),
+          textAttention: join(seen.attention.splice(0, Math.max(...taps) * text.num_attention_heads)),
+          modulation: waves.map((t) => [t, klein.modulation("transformer", t)]) });
+      }
+      const { index, t, t_next, velocity, latents, clean } = step, { rgba } = klein.decode(clean, gh, gw);
+      const attention = join(seen.attention.splice(0)), state = join(seen.state.splice(0));
+      tell("step", { index, t, t_next, velocity, latents, clean, rgba, attention, state }, [attention.buffer, state.buffer]);
+      await pause();
+      if (ended()) return { stopped: true };
+    }
+  },
+
+  async decode({ latents, gh, gw }) { const { rgba, width, height } = (await parts.first).decode(latents, gh, gw); return { rgba, width, height }; },
+
   async read(wish, tell) { // what is typed, once the model is there
     const klein = await parts.first;
-    if (klein) tell("read", { tokens: tokens(klein, wish.prompt), most: klein.index.nano.max_sequence_length, wasm: klein.wasm });
+    if (klein) tell("read", read(klein, wish.prompt));
   },
 };
 
 self.onmessage = async ({ data: wish }) => {
   const { id, kind } = wish, tell = (kind, what, moved = []) => self.postMessage({ id, kind, ...what }, moved);
-  if (kind !== "read") latest = id;
+  if (kind !== "read" && kind !== "decode") latest = id;
   if (kind === "stop") return;
   try {
     tell("done", await work[kind](wish, tell, () => id !== latest));
