@@ -6,21 +6,25 @@ keeps an old script never meets new weights. The model's folder stays one that `
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
 import shutil
 import struct
+import textwrap
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "javascript"
 NANO = Path(__file__).parents[1] / "nano"
 FOLDER = "live"  # beside the chapters; not in git
 FIRST, MODELS = 16_000_000, 40_000_000  # bytes: before the first picture, and in all
+EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope|latent)_explorer|attention_viewer)\(")
+CODE = re.compile(r"\{\{#(js|py) ([\w.]+)\}\}")
 MARK = re.compile(r"\{\{#live (\w+)\}\}")
 
 
-def shards(file: Path, later: str) -> dict[str, bytes]:
+def split_shards(file: Path, later: str) -> dict[str, bytes]:
     """A safetensors file as one or two shards and their index, by file name: first what is needed at once."""
     content = file.read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
@@ -44,7 +48,7 @@ def shards(file: Path, later: str) -> dict[str, bytes]:
     return found | {f"{file.name}.index.json": json.dumps(index).encode()}
 
 
-def model_files(nano: Path = NANO) -> dict[str, bytes]:
+def read_model(nano: Path = NANO) -> dict[str, bytes]:
     """The model's folder as the site serves it, by path. What drawing does without has shards of its own."""
     config = json.loads((nano / "text_encoder/config.json").read_text("utf-8"))
     taps = json.loads((nano / "model_index.json").read_text("utf-8"))["text_encoder_out_layers"]
@@ -56,12 +60,12 @@ def model_files(nano: Path = NANO) -> dict[str, bytes]:
         if file.suffix == ".json":
             found[path.as_posix()] = file.read_bytes()
         else:
-            cut = shards(file, later.get(path.parts[0], r"$^"))
+            cut = split_shards(file, later.get(path.parts[0], r"$^"))
             found |= {(path.parent / name).as_posix(): content for name, content in cut.items()}
     return found
 
 
-def weights(files: dict[str, bytes]) -> dict[str, int]:
+def count_bytes(files: dict[str, bytes]) -> dict[str, int]:
     """Bytes that the browser loads: before the first picture, to edit, and for the base model."""
     sizes = {path: len(content) for path, content in files.items()}
     base = {path for path in sizes if path.startswith("base/")}
@@ -74,7 +78,7 @@ def weights(files: dict[str, bytes]) -> dict[str, int]:
     }
 
 
-def write(folder: Path, name: str, files: dict[str, bytes]) -> str:
+def write_folder(folder: Path, name: str, files: dict[str, bytes]) -> str:
     """Write files to folder/name-HASH and remove what was there before under that name; returns name-HASH."""
     digest = hashlib.sha256()
     for path, content in files.items():
@@ -93,8 +97,8 @@ def write(folder: Path, name: str, files: dict[str, bytes]) -> str:
 
 def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     """Write scripts and model beside the chapters; returns the scripts' folder as pages say it, and what is wrong."""
-    files = model_files(nano)
-    model, loads = write(source / FOLDER, "nano", files), weights(files)
+    files = read_model(nano)
+    model, loads = write_folder(source / FOLDER, "nano", files), count_bytes(files)
     total, problems = sum(map(len, files.values())), []
     if loads["first"] > FIRST:
         problems.append(f"The first picture would load {loads['first'] / 1e6:.0f} MB, it may load {FIRST / 1e6:.0f} MB")
@@ -106,19 +110,55 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size}
     scripts = {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in (".js", ".wasm", ".css")}
     scripts["model.js"] = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in says.items()).encode()
-    return f"{FOLDER}/{write(source / FOLDER, 'scripts', scripts)}", problems
+    return f"{FOLDER}/{write_folder(source / FOLDER, 'scripts', scripts)}", problems
 
 
-def place(name: str, scripts: str) -> str:
+def render_script(name: str, scripts: str) -> str:
+    """The HTML that brings a script and the looks of what it makes."""
+    sheet, script = f'<link rel="stylesheet" href="{scripts}/live.css">', f"{scripts}/{name}.js"
+    return f'{sheet}\n<script type="module" src="{script}"></script>'
+
+
+def render_place(name: str, scripts: str) -> str:
     """The HTML of a page's living part; until its script runs it says why it does not."""
     unable = "This needs JavaScript. Without it, chapter 0 shows stored pictures."
     local = (
         "Browsers do not let a page opened from a file load scripts: run <code>make serve</code> and open its address."
     )
     return "\n".join([
-        f'<link rel="stylesheet" href="{scripts}/live.css">',
         f'<div id="live-{name}" class="live"><noscript>{unable}</noscript></div>',
         f'<script>if (location.protocol === "file:") document.getElementById("live-{name}").innerHTML =',
         f'"{local}"</script>',
-        f'<script type="module" src="{scripts}/{name}.js"></script>',
+        render_script(name, scripts),
     ])  # fmt: skip
+
+
+def mark_still(output: str, explorer: str) -> str:
+    """A stored output, marked as the still in whose place a script puts the explorer."""
+    return output.replace('<div class="output">', f'<div class="output" data-explorer="{explorer}">', 1)
+
+
+def render_excerpt(package: Path, language: str, name: str) -> str:
+    """A definition as it stands in klein.js, or in a module of the package (`module.name`), as a block of Markdown."""
+    lines, first, end = [], None, None
+    if language == "js":
+        lines = (SCRIPTS / "klein.js").read_text("utf-8").split("\n")
+        opens = re.compile(rf" *(export )?(async )?(function )?\*?{name}\(.*[{{}}]$")
+        first = next((i for i, line in enumerate(lines) if opens.match(line)), None)
+        if first is not None:
+            inside = re.match(" *", lines[first])[0]
+            closed = lines[first].endswith("}")
+            end = first if closed else next(i for i in range(first, len(lines)) if lines[i].startswith(f"{inside}}}"))
+            while re.match(r" *(//|/\*\*| \* )", lines[first - 1]):
+                first -= 1
+    else:
+        module, _, name = name.partition(".")
+        source = (package / f"{module}.py").read_text("utf-8")
+        lines = source.split("\n")
+        node = next((n for n in ast.parse(source).body if getattr(n, "name", None) == name), None)
+        if node:
+            first, end = node.lineno - 1, node.end_lineno - 1
+    if first is None:
+        raise LookupError(f"there is no {name} to show")
+    text = textwrap.dedent("\n".join(lines[first : end + 1]))
+    return f"```{'javascript' if language == 'js' else 'python'}\n{text}\n```"

@@ -52,8 +52,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 class Site:
     """All chapters, where their links lead, and what is wrong with them."""
 
-    def __init__(self, root: Path, source: str, chapters: dict[str, str]):
-        self.root, self.source = root, source
+    def __init__(self, root: Path, source: str, chapters: dict[str, str], scripts: str = ""):
+        self.root, self.source, self.scripts = root, source, scripts
         self.anchors = {path: find_anchors(text) for path, text in chapters.items()}
         self.repository = re.search(r'^Repository = "(.+)"', (root / "pyproject.toml").read_text("utf-8"), re.M)[1]
         self.problems: list[str] = []
@@ -167,7 +167,7 @@ def render_formula(found: re.Match, where: str, site: Site) -> str:
 
 def render_notebook(notebook: dict, path: str, site: Site) -> str:
     """The Markdown of one notebook."""
-    parts, heading, module = [], "", None
+    parts, heading, module, scripted = [], "", None, None
     for number, cell in enumerate(notebook["cells"], start=1):
         where = f"{site.source}/{path}, cell {number}"
         source, tags = "".join(cell["source"]), cell["metadata"].get("tags", [])
@@ -186,7 +186,12 @@ def render_notebook(notebook: dict, path: str, site: Site) -> str:
             if "remove-output" not in tags:
                 first = shown.split("\n")[0]
                 alt = cell["metadata"].get("alt") or (first[1:] if first.startswith("#") else f"Picture: {heading}")
-                parts += render_outputs(cell["outputs"], alt.strip(" #*_`$."), path, where, site)
+                shown_below = render_outputs(cell["outputs"], alt.strip(" #*_`$."), path, where, site)
+                explorer = live.EXPLORER.search(source)
+                parts += [live.mark_still(output, explorer[1]) for output in shown_below] if explorer else shown_below
+                scripted = scripted or explorer
+    if scripted and site.scripts:
+        parts.append(live.render_script("explorers", site.scripts))
     text = "\n\n".join(parts).replace("{{#", "\\{{#")  # mdBook would take it for an include
     title = re.search(r"^# .*$", text, re.M)
     position = title.end() if title else 0
@@ -314,13 +319,19 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
     alive = [c for c in found if c["path"].endswith(".md") and live.MARK.search(c["content"])]
     scripts, problems = live.prepare(root / source) if alive else ("", [])
     for chapter in alive:
-        chapter["content"] = live.MARK.sub(lambda mark: live.place(mark[1], scripts), chapter["content"])
+        chapter["content"] = live.MARK.sub(lambda mark: live.render_place(mark[1], scripts), chapter["content"])
     for chapter in found:
+        if live.CODE.search(chapter["content"]) and chapter["path"].endswith(".md"):
+            try:
+                shown = lambda mark: live.render_excerpt(root / "kleinlite", mark[1], mark[2])
+                chapter["content"] = live.CODE.sub(shown, chapter["content"])
+            except LookupError as error:
+                problems.append(f"{source}/{chapter['path']}: {error}")
         if "{{#api}}" in chapter["content"] and chapter["path"].endswith(".md"):
             chapter["content"] = chapter["content"].replace("{{#api}}", api.reference(root / "kleinlite"))
     notebooks = {c["path"]: json.loads(c["content"]) for c in found if c["path"].endswith(".ipynb")}
     texts = {c["path"]: markdown_of(notebooks[c["path"]]) if c["path"] in notebooks else c["content"] for c in found}
-    site = Site(root, source, texts)
+    site = Site(root, source, texts, scripts)
     site.problems += problems
     for chapter in found:
         path = chapter["path"]

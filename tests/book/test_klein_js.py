@@ -155,7 +155,7 @@ def test_the_site_has_a_whole_model(folder, models):
 
 def test_what_is_loaded_when(folder):
     """What the page says of bytes is what the browser asks for."""
-    said = live.weights(files := live.model_files())
+    said = live.count_bytes(files := live.read_model())
     assert said["first"] <= live.FIRST and sum(map(len, files.values())) <= live.MODELS
     part = lambda name: (live.NANO / name).stat().st_size
     everything = part("transformer/diffusion_pytorch_model.safetensors") + part(
@@ -204,7 +204,9 @@ def test_token_ids(page, models):
     ids = page.evaluate("strings => strings.map(text => klein.tokenizer.encode(text))", strings)
     assert ids == [models["nano"].tokenizer.encode(text).ids for text in strings]
     sun = models["nano"].tokenizer.encode("a red sun é").ids
-    spelt = page.evaluate("ids => new TextDecoder().decode(Uint8Array.from(ids.flatMap(id => [...klein.tokenizer.bytes(id)])))", sun)
+    spelt = page.evaluate(
+        "ids => new TextDecoder().decode(Uint8Array.from(ids.flatMap(id => [...klein.tokenizer.bytes(id)])))", sun
+    )
     assert spelt == "a red sun é"
 
 

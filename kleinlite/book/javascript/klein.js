@@ -5,7 +5,7 @@
 // Almost all the work is one call, gemm: y += x · w. It is C in WebAssembly (gemm.c), or plain JavaScript below.
 // All numbers of the model come from its config.json files; constants are those that the chapters write at the call.
 //
-// Dims: n image tokens, m text tokens, s = m + n, H, W pixels, nh heads, hd head size, d width, c channels, gh, gw grid.
+// Dims: n image tokens, m text tokens, s = m + n, H, W pixels, nh heads, hd head size, d width, c channels, gh, gw grid
 
 const f = Math.fround; // float32, where Python has float32
 
@@ -33,11 +33,13 @@ function fromHalf(halves) {
 
 // ---------------------------------------------------------------- tokens (chapter 3)
 
-export const TEMPLATE = (prompt) => `<|im_start|>user\n${prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n`;
+export const TEMPLATE = (prompt) =>
+  `<|im_start|>user\n${prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n`;
 const PAD = "<|endoftext|>";
 const SPACE = "\\p{White_Space}"; // what \s is for the tokenizer; JavaScript's own \s differs
 const PIECES = new RegExp(
-  `'(?:[sSſ]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^${SPACE}\\p{L}\\p{N}]+[\\r\\n]*` +
+  `'(?:[sSſ]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}` +
+  `| ?[^${SPACE}\\p{L}\\p{N}]+[\\r\\n]*` +
   `|${SPACE}*[\\r\\n]+|${SPACE}+(?!\\P{White_Space})|${SPACE}+`, "gu");
 
 /** Byte-level BPE from a tokenizer.json. */
@@ -75,7 +77,8 @@ export class Tokenizer {
   bytes(id) {
     this.words ??= new Map([...this.vocab, ...this.added].map(([word, id]) => [id, word]));
     const word = this.words.get(id);
-    return this.added.has(word) ? new TextEncoder().encode(word) : Uint8Array.from(word, (letter) => this.letters.indexOf(letter));
+    return this.added.has(word) ? new TextEncoder().encode(word)
+      : Uint8Array.from(word, (letter) => this.letters.indexOf(letter));
   }
 }
 
@@ -125,7 +128,8 @@ export function schedule(steps, n) {
 // ---------------------------------------------------------------- positions (chapter 2)
 
 export const textIds = (m) => Array.from({ length: m }, (_, l) => [0, 0, 0, l]);
-export const imageIds = (gh, gw, t = 0) => Array.from({ length: gh * gw }, (_, i) => [t, Math.floor(i / gw), i % gw, 0]);
+export const imageIds = (gh, gw, t = 0) =>
+  Array.from({ length: gh * gw }, (_, i) => [t, Math.floor(i / gw), i % gw, 0]);
 
 /** Cosines and sines (s, hd/2) of ids (s, 4); axis a owns axes[a]/2 angles. */
 export function ropeTable(ids, axes, theta) {
@@ -165,8 +169,10 @@ class Arrays {
   }
 
   grow() {
-    if (this.wasm) { this.memory.grow(this.M.length / PAGE / 2); this.M = new Float32Array(this.memory.buffer); return; }
-    const before = this.M; this.M = new Float32Array(1.5 * before.length); this.M.set(before);
+    const before = this.M;
+    if (this.wasm) this.memory.grow(before.length / PAGE / 2);
+    this.M = this.wasm ? new Float32Array(this.memory.buffer) : new Float32Array(1.5 * before.length);
+    if (!this.wasm) this.M.set(before);
   }
 
   /** y (m, n) += x (m, k) · w (k, n). ly, lx, lw: numbers from one row to the next; n a multiple of 4. */
@@ -237,7 +243,8 @@ class Arrays {
       for (let j = 0; j < d; j++) mean += M[x + i + j] / d;
       for (let j = 0; j < d; j++) sum += (M[x + i + j] - mean) ** 2;
       const r = 1 / Math.sqrt(sum / d + 1e-6);
-      for (let j = 0; j < d; j++) M[y + i + j] = (1 + mod[scale * d + j]) * (M[x + i + j] - mean) * r + mod[shift * d + j];
+      for (let j = 0; j < d; j++)
+        M[y + i + j] = (1 + mod[scale * d + j]) * (M[x + i + j] - mean) * r + mod[shift * d + j];
     }
     return y;
   }
@@ -248,7 +255,8 @@ class Arrays {
     for (let h = 0; h < nh; h++) {
       const mark = this.top, group = Math.floor(h * nkv / nh) * hd; // heads that share keys and values
       const scores = this.zeros(s * wide), kT = this.zeros(hd * wide);
-      for (let i = 0; i < s; i++) for (let c = 0; c < hd; c++) M[kT + c * wide + i] = M[k + i * lk + group + c] * hd ** -0.5;
+      for (let i = 0; i < s; i++) for (let c = 0; c < hd; c++)
+        M[kT + c * wide + i] = M[k + i * lk + group + c] * hd ** -0.5;
       this.gemm(scores, wide, q + h * hd, lq, kT, wide, s, hd, wide);
       for (let i = 0, row = scores; i < s; i++, row += wide) {
         const end = row + reach(i);
@@ -258,7 +266,8 @@ class Arrays {
         for (let j = row; j < row + wide; j++) M[j] = j < end ? M[j] / sum : 0;
       }
       this.gemm(y + h * hd, lq, scores, wide, v + group, lk, s, s, hd);
-      if (this.watch) this.watch("attention", block, M.slice(this.copy(scores, s, scores, wide, s, s), scores + s * s), h);
+      if (this.watch) this.copy(scores, s, scores, wide, s, s);
+      this.watch?.("attention", block, M.slice(scores, scores + s * s));
       this.top = mark;
     }
     return y;
@@ -268,15 +277,17 @@ class Arrays {
 
   /** GroupNorm and, where `act` says so, SiLU; into a frame, or not. */
   groupNorm(x, H, W, c, groups, name, { frame = 1, act = true } = {}) {
-    const n = H * W, size = c / groups, row = (W + 2 * frame) * c, sums = new Float64Array(groups), squares = new Float64Array(groups);
-    const y = this.zeros((H + 2 * frame) * row), M = this.M, w = this.W.get(`${name}.weight`).at, b = this.W.get(`${name}.bias`).at;
+    const n = H * W, size = c / groups, row = (W + 2 * frame) * c, y = this.zeros((H + 2 * frame) * row), M = this.M;
+    const sums = new Float64Array(groups), squares = new Float64Array(groups);
     for (let i = 0, at = x; i < n; i++) for (let q = 0; q < groups; q++) for (let j = 0; j < size; j++, at++) {
       sums[q] += M[at]; squares[q] += M[at] * M[at];
     }
     const scale = new Float64Array(c), shift = new Float64Array(c);
+    const w = this.W.get(`${name}.weight`).at, b = this.W.get(`${name}.bias`).at;
     for (let j = 0; j < c; j++) {
       const q = Math.floor(j / size), mean = sums[q] / (n * size);
-      scale[j] = M[w + j] / Math.sqrt(squares[q] / (n * size) - mean * mean + 1e-6); shift[j] = M[b + j] - mean * scale[j];
+      scale[j] = M[w + j] / Math.sqrt(squares[q] / (n * size) - mean * mean + 1e-6);
+      shift[j] = M[b + j] - mean * scale[j];
     }
     for (let i = 0, at = x; i < H; i++) for (let k = 0, to = y + (i + frame) * row + frame * c; k < W; k++)
       for (let j = 0; j < c; j++) M[to++] = M[at++] * scale[j] + shift[j];
@@ -284,7 +295,11 @@ class Arrays {
     return y;
   }
 
-  frame(x, H, W, c) { return this.copy(this.zeros((H + 2) * (W + 2) * c) + (W + 3) * c, (W + 2) * c, x, W * c, H, W * c) - (W + 3) * c; }
+  frame(x, H, W, c) {
+    const y = this.zeros((H + 2) * (W + 2) * c);
+    this.copy(y + (W + 3) * c, (W + 2) * c, x, W * c, H, W * c);
+    return y;
+  }
 
   /** 3 × 3 convolution of a framed picture. Three neighbours lie side by side, 3·in numbers in a row, so that a row of
    *  the output is three products, one for each row of the kernel. stride 2: zeros on the right and bottom only. */
@@ -292,13 +307,17 @@ class Arrays {
     const { at, out, inn } = this.W.get(`${name}.weight`), bias = this.W.get(`${name}.bias`).at, row = (W + 2) * inn;
     const h = H / stride, w = W / stride, y = this.take(h * w * out), first = stride === 1 ? 0 : row + inn;
     this.copy(y, out, bias, 0, h * w, out);
-    for (let i = 0; i < h; i++) for (let r = 0; r < 3; r++)
-      this.gemm(y + i * w * out, out, x + first + (i * stride + r) * row, stride * inn, at + r * 3 * inn * out, out, w, 3 * inn, out);
+    for (let i = 0; i < h; i++) for (let r = 0; r < 3; r++) {
+      const pixels = x + first + (i * stride + r) * row, weights = at + r * 3 * inn * out;
+      this.gemm(y + i * w * out, out, pixels, stride * inn, weights, out, w, 3 * inn, out);
+    }
     return y;
   }
 }
 
 // ---------------------------------------------------------------- the model
+
+const ENCODER = /^(encoder|quant_conv)\./; // its tensors
 
 export class Klein extends Arrays {
   /** read(path): a promise of a file of the model's folder, as ArrayBuffer. kernel: the bytes of gemm.wasm, or nothing.
@@ -306,76 +325,87 @@ export class Klein extends Arrays {
   static async open(read, kernel) {
     const klein = new Klein(kernel);
     klein.json = async (path) => JSON.parse(new TextDecoder().decode(await read(path)));
-    klein.read = read; klein.config = {}; klein.index = { nano: await klein.json("model_index.json") };
-    const taps = klein.index.nano.text_encoder_out_layers, kept = (name) => Number(/layers\.(\d+)/.exec(name)?.[1] ?? 0) < Math.max(...taps);
+    klein.read = read; klein.config = {}; klein.index = await klein.json("model_index.json");
+    const last = Math.max(...klein.index.text_encoder_out_layers);
+    const drawing = (name) => name !== "model.norm.weight" && Number(/layers\.(\d+)/.exec(name)?.[1] ?? 0) < last;
     await Promise.all([
       klein.json("tokenizer/tokenizer.json").then((json) => { klein.tokenizer = new Tokenizer(json); }),
-      klein.load("text_encoder", "model", (name) => name !== "model.norm.weight" && kept(name)),
+      klein.load("text_encoder", drawing, "model"),
       klein.load("transformer"),
-      klein.load("vae", undefined, (name) => !/^(encoder|quant_conv)\./.test(name)),
+      klein.load("vae", (name) => !ENCODER.test(name)),
     ]);
     return klein;
   }
 
   /** Reads a part's config and those of its files that hold a tensor that is wanted. */
-  async load(part, file = "diffusion_pytorch_model", wanted = () => true) {
-    const [config, index] = await Promise.all(["config.json", `${file}.safetensors.index.json`].map((name) => this.json(`${part}/${name}`)));
+  async load(part, wanted = () => true, stem = "diffusion_pytorch_model") {
+    const [config, index] = await Promise.all(["config.json", `${stem}.safetensors.index.json`]
+      .map((name) => this.json(`${part}/${name}`)));
     const files = new Set(Object.entries(index.weight_map).filter(([name]) => wanted(name)).map(([, file]) => file));
-    for (const tensors of await Promise.all([...files].map(async (file) => readSafetensors(await this.read(`${part}/${file}`)))))
-      for (const [name, tensor] of tensors) {
+    for (const bytes of await Promise.all([...files].map((file) => this.read(`${part}/${file}`))))
+      for (const [name, tensor] of readSafetensors(bytes)) {
         while (this.top + up4(4 * tensor.values.length) > this.M.length) this.grow();
         if (!this.W.has(`${part}/${name}`)) this.place(`${part}/${name}`, tensor);
       }
     this.config[part] = config;
   }
 
-  async loadEncoder() { if (!this.W.has("vae/quant_conv.weight")) await this.load("vae", undefined, (name) => /^(encoder|quant_conv)\./.test(name)); }
-
-  async loadBase() {
-    if (this.config["base/transformer"]) return;
-    this.index["nano-base"] = await this.json("base/model_index.json"); await this.load("base/transformer");
+  /** What editing takes: the half of the autoencoder that reads pictures. */
+  async loadEncoder() {
+    if (!this.W.has("vae/quant_conv.weight")) await this.load("vae", (name) => ENCODER.test(name));
   }
+
+  /** The model before it was distilled, which takes guidance. */
+  async loadBase() { if (!this.config["base/transformer"]) await this.load("base/transformer"); }
 
   // ---------------------------------------------------------------- text encoder (chapter 3)
 
   /** The ids of a prompt in the chat template; RangeError if they are more than the model reads. */
   tokenize(prompt) {
-    const ids = this.tokenizer.encode(TEMPLATE(prompt)), most = this.index.nano.max_sequence_length;
+    const ids = this.tokenizer.encode(TEMPLATE(prompt)), most = this.index.max_sequence_length;
     if (ids.length <= most) return ids;
-    throw new RangeError(`The prompt has ${ids.length} tokens and this model reads ${most} (${this.tokenizer.encode(TEMPLATE("")).length} of them ` +
-      `are the chat template): shorten it by about ${ids.length - most} tokens.`);
+    const template = this.tokenizer.encode(TEMPLATE("")).length;
+    throw new RangeError(`The prompt has ${ids.length} tokens and this model reads ${most} (${template} of them are ` +
+      `the chat template): shorten it by about ${ids.length - most} tokens.`);
   }
 
   /** Features (m, taps·d): what the tapped layers think about every token, side by side. */
   encodeText(ids) { return this.within(() => {
-    const { hidden_size: d, intermediate_size: wide, num_attention_heads: nh, num_key_value_heads: nkv, head_dim: hd, rms_norm_eps: eps, ...c } = this.config.text_encoder;
-    const { text_encoder_out_layers: taps, max_sequence_length: m } = this.index.nano, last = Math.max(...taps);
-    const x = this.take(m * d), features = new Float32Array(m * taps.length * d), table = this.W.get("text_encoder/model.embed_tokens.weight").at;
-    for (let i = 0; i < m; i++) this.copy(x + i * d, d, table + (ids[i] ?? this.tokenizer.added.get(PAD)) * d, d, 1, d);
-    const rope = ropeTable(textIds(m).map((id) => id.slice(3)), [hd], c.rope_theta ?? c.rope_parameters.rope_theta), scratch = this.top;
+    const c = this.config.text_encoder, { hidden_size: d, intermediate_size: wide, rms_norm_eps: eps } = c;
+    const { num_attention_heads: nh, num_key_value_heads: nkv, head_dim: hd } = c;
+    const { text_encoder_out_layers: taps, max_sequence_length: m } = this.index, last = Math.max(...taps);
+    const x = this.take(m * d), features = new Float32Array(m * taps.length * d), pad = this.tokenizer.added.get(PAD);
+    const table = this.W.get("text_encoder/model.embed_tokens.weight").at;
+    for (let i = 0; i < m; i++) this.copy(x + i * d, d, table + (ids[i] ?? pad) * d, d, 1, d);
+    const rope = ropeTable(textIds(m).map((id) => id.slice(3)), [hd], c.rope_theta ?? c.rope_parameters.rope_theta);
+    const scratch = this.top;
     for (let l = 0; l < last; l++, this.top = scratch) {
-      const name = `text_encoder/model.layers.${l}`, h = this.rmsNorm(x, m, d, eps, `${name}.input_layernorm`, this.take(m * d));
+      const name = `text_encoder/model.layers.${l}`;
+      const h = this.rmsNorm(x, m, d, eps, `${name}.input_layernorm`, this.take(m * d));
       const [q, k, v] = ["q", "k", "v"].map((p) => this.linear(h, m, `${name}.self_attn.${p}_proj`));
       for (const [y, heads, norm] of [[q, nh, "q_norm"], [k, nkv, "k_norm"]])
         this.turn(this.rmsNorm(y, m * heads, hd, eps, `${name}.self_attn.${norm}`), m, heads, hd, rope, 1, hd / 2);
-      const y = this.attend(q, k, v, m, nh, nkv, hd, `text ${l + 1}`, (i) => Math.min(i + 1, ids.length)); // no later token, no padding
+      const reach = (i) => Math.min(i + 1, ids.length); // no later token, no padding
+      const y = this.attend(q, k, v, m, nh, nkv, hd, `text ${l + 1}`, reach);
       this.add(x, this.linear(y, m, `${name}.self_attn.o_proj`), m * d);
       const g = this.rmsNorm(x, m, d, eps, `${name}.post_attention_layernorm`, this.take(m * d));
-      const gate = this.linear(g, m, `${name}.mlp.gate_proj`), up = this.linear(g, m, `${name}.mlp.up_proj`), M = this.M;
+      const [gate, up] = ["gate", "up"].map((p) => this.linear(g, m, `${name}.mlp.${p}_proj`)), M = this.M;
       this.silu(gate, m * wide);
       for (let i = 0; i < m * wide; i++) M[gate + i] *= M[up + i];
       this.add(x, this.linear(gate, m, `${name}.mlp.down_proj`), m * d);
       const tap = taps.indexOf(l + 1);
-      if (tap >= 0) for (let i = 0; i < m; i++) features.set(M.subarray(x + i * d, x + (i + 1) * d), (i * taps.length + tap) * d);
+      for (let i = 0; tap >= 0 && i < m; i++)
+        features.set(M.subarray(x + i * d, x + (i + 1) * d), (i * taps.length + tap) * d);
     }
     return features;
   }); }
 
-  /** RoPE in place: turns pairs of channels of x (s, nh, hd) by their angles. Pair i: channels i·step and i·step + apart. */
+  /** RoPE in place: turns pairs of channels of x (s, nh, hd) by their angles. Pair c: c·step and c·step + apart. */
   turn(x, s, nh, hd, { cos, sin }, step = 2, apart = 1) {
     const M = this.M, half = hd / 2;
     for (let i = 0; i < s; i++) for (let h = 0; h < nh; h++) for (let c = 0; c < half; c++) {
-      const at = x + (i * nh + h) * hd + c * step, a = M[at], b = M[at + apart], co = cos[i * half + c], si = sin[i * half + c];
+      const at = x + (i * nh + h) * hd + c * step, a = M[at], b = M[at + apart];
+      const co = cos[i * half + c], si = sin[i * half + c];
       M[at] = a * co - b * si; M[at + apart] = a * si + b * co;
     }
   }
@@ -389,9 +419,13 @@ export class Klein extends Arrays {
       const angle = f(f(1000 * f(t)) * f(Math.exp(f(f(-Math.log(10000) * i) / half))));
       M[x + i] = Math.cos(angle); M[x + half + i] = Math.sin(angle);
     }
-    const quiet = (x, name) => { const y = this.linear(x, 1, `${part}/${name}`); this.silu(y, this.top - y); return y; };
-    const vec = quiet(quiet(x, "time_guidance_embed.timestep_embedder.linear_1"), "time_guidance_embed.timestep_embedder.linear_2");
-    const vectors = (name) => { const y = this.linear(vec, 1, `${part}/${name}.linear`); return this.M.slice(y, this.top); };
+    const layer = (x, k) => {
+      const y = this.linear(x, 1, `${part}/time_guidance_embed.timestep_embedder.linear_${k}`);
+      this.silu(y, this.top - y);
+      return y;
+    };
+    const vec = layer(layer(x, 1), 2);
+    const vectors = (name) => this.M.slice(this.linear(vec, 1, `${part}/${name}.linear`), this.top);
     return { img: vectors("double_stream_modulation_img"), txt: vectors("double_stream_modulation_txt"),
       single: vectors("single_stream_modulation"), last: vectors("norm_out") };
   }); }
@@ -413,17 +447,24 @@ export class Klein extends Arrays {
 
   /** Velocity (n, c) of the first n image tokens: img (all, c) noisy latents and references, txt (m, …) features. */
   velocity(part, img, txt, t, ids, n) { return this.within(() => {
-    const { num_attention_heads: nh, attention_head_dim: hd, num_layers, num_single_layers, axes_dims_rope, rope_theta, in_channels: c, joint_attention_dim, mlp_ratio } = this.config[part];
-    const d = nh * hd, wide = Math.floor(d * mlp_ratio), all = img.length / c, m = txt.length / joint_attention_dim, s = m + all;
-    const rope = ropeTable([...textIds(m), ...ids], axes_dims_rope, rope_theta), mod = this.modulation(part, t);
+    const config = this.config[part], { num_attention_heads: nh, attention_head_dim: hd, in_channels: c } = config;
+    const d = nh * hd, wide = Math.floor(d * config.mlp_ratio);
+    const all = img.length / c, m = txt.length / config.joint_attention_dim, s = m + all;
+    const rope = ropeTable([...textIds(m), ...ids], config.axes_dims_rope, config.rope_theta);
+    const mod = this.modulation(part, t);
     const x = this.take(s * d), streams = [ // text first, all in one place
-      { x, from: 0, count: m, mod: mod.txt, qkv: ["add_q_proj", "add_k_proj", "add_v_proj"], norm: "norm_added_", out: "to_add_out", mlp: "ff_context" },
-      { x: x + m * d, from: m * d, count: all, mod: mod.img, qkv: ["to_q", "to_k", "to_v"], norm: "norm_", out: "to_out.0", mlp: "ff" }];
+      { x, from: 0, count: m, mod: mod.txt,
+        qkv: ["add_q_proj", "add_k_proj", "add_v_proj"], norm: "norm_added_", out: "to_add_out", mlp: "ff_context" },
+      { x: x + m * d, from: m * d, count: all, mod: mod.img,
+        qkv: ["to_q", "to_k", "to_v"], norm: "norm_", out: "to_out.0", mlp: "ff" }];
     const scratch = this.top;
     this.copy(x, d, this.linear(this.put(txt), m, `${part}/context_embedder`), d, m, d);
     this.copy(x + m * d, d, this.linear(this.put(img), all, `${part}/x_embedder`), d, all, d);
-    const attend = (q, k, v, block) => { this.turn(q, s, nh, hd, rope); this.turn(k, s, nh, hd, rope); return this.attend(q, k, v, s, nh, nh, hd, block); };
-    for (let b = 0; b < num_layers; b++) {
+    const attend = (q, k, v, block) => {
+      for (const y of [q, k]) this.turn(y, s, nh, hd, rope);
+      return this.attend(q, k, v, s, nh, nh, hd, block);
+    };
+    for (let b = 0; b < config.num_layers; b++) {
       this.top = scratch;
       const name = `${part}/transformer_blocks.${b}`, qkv = [0, 1, 2].map(() => this.take(s * d));
       for (const of of streams) { // each stream has its own matrices, and they meet in one attention
@@ -443,9 +484,10 @@ export class Klein extends Arrays {
       }
       this.watch?.("state", `double ${b + 1}`, this.M.slice(x, x + s * d));
     }
-    for (let b = 0; b < num_single_layers; b++) {
+    for (let b = 0; b < config.num_single_layers; b++) {
       this.top = scratch;
-      const name = `${part}/single_transformer_blocks.${b}.attn`, row = 3 * d + 2 * wide, both = this.take(s * (d + wide));
+      const name = `${part}/single_transformer_blocks.${b}.attn`, row = 3 * d + 2 * wide;
+      const both = this.take(s * (d + wide));
       const fused = this.linear(this.modulate(x, s, d, mod.single, 0, 1), s, `${name}.to_qkv_mlp_proj`);
       const [q, k, v] = [0, 1, 2].map((i) => this.copy(this.take(s * d), d, fused + i * d, row, s, d));
       this.rmsNorm(q, s * nh, hd, 1e-6, `${name}.norm_q`); this.rmsNorm(k, s * nh, hd, 1e-6, `${name}.norm_k`);
@@ -475,14 +517,15 @@ export class Klein extends Arrays {
   /** The coarsest level's middle: every position looks at every other, one head. */
   middle(x, H, W, c, name) {
     x = this.resnet(x, H, W, c, `${name}.resnets.0`);
-    const attn = `${name}.attentions.0`, g = this.groupNorm(x, H, W, c, this.config.vae.norm_num_groups, `${attn}.group_norm`, { frame: 0, act: false });
+    const attn = `${name}.attentions.0`, groups = this.config.vae.norm_num_groups;
+    const g = this.groupNorm(x, H, W, c, groups, `${attn}.group_norm`, { frame: 0, act: false });
     const [q, k, v] = ["to_q", "to_k", "to_v"].map((matrix) => this.linear(g, H * W, `${attn}.${matrix}`));
     this.add(x, this.linear(this.attend(q, k, v, H * W, 1, 1, c, name), H * W, `${attn}.to_out.0`), H * W * c);
     this.top = x + H * W * c;
     return this.resnet(x, H, W, c, `${name}.resnets.1`);
   }
 
-  /** Every number of a packed latent (gh·gw, 4c), and its place in (2·gh, 2·gw, c): channel index c·4 + row·2 + column. */
+  /** Every number of packed latents (gh·gw, 4c), and its place in (2·gh, 2·gw, c): channel c·4 + row·2 + column. */
   unpacked(gh, gw, c, visit) {
     for (let i = 0; i < gh; i++) for (let j = 0; j < gw; j++) for (let k = 0; k < 4 * c; k++)
       visit((i * gw + j) * 4 * c + k, ((2 * i + ((k >> 1) & 1)) * 2 * gw + 2 * j + (k & 1)) * c + (k >> 2), k);
@@ -494,12 +537,15 @@ export class Klein extends Arrays {
     return [Math.sqrt(of("var") + this.config.vae.batch_norm_eps), of("mean")];
   }
 
-  /** Latents (gh·gw, 4c) → {pixels (16·gh, 16·gw, 4), rgba of 8 bits, width, height}; the fourth channel is 0, or 255. */
+  /** Latents (gh·gw, 4c) → {rgba (16·gh, 16·gw, 4) of 8 bits, width, height} */
   decode(latents, gh, gw) { return this.within(() => {
-    const { latent_channels, layers_per_block, norm_num_groups, decoder_block_out_channels, block_out_channels } = this.config.vae;
-    const widths = (decoder_block_out_channels ?? block_out_channels).slice().reverse();
+    const { latent_channels, layers_per_block, norm_num_groups: groups, ...config } = this.config.vae;
+    const widths = [...(config.decoder_block_out_channels ?? config.block_out_channels)].reverse();
     let H = 2 * gh, W = 2 * gw, c = widths[0], x = this.take(H * W * latent_channels);
-    this.unpacked(gh, gw, latent_channels, (from, to, k) => { const [std, mean] = this.statistics(k); this.M[x + to] = latents[from] * std + mean; });
+    this.unpacked(gh, gw, latent_channels, (from, to, k) => {
+      const [std, mean] = this.statistics(k);
+      this.M[x + to] = latents[from] * std + mean;
+    });
     const z = this.linear(x, H * W, "vae/post_quant_conv");
     x = this.settle(x, this.conv(this.frame(z, H, W, latent_channels), H, W, "vae/decoder.conv_in"), H * W * c);
     x = this.middle(x, H, W, c, "vae/decoder.mid_block");
@@ -513,16 +559,17 @@ export class Klein extends Arrays {
       H *= 2; W *= 2;
       x = this.settle(x, this.conv(big, H, W, `${name}.upsamplers.0.conv`), H * W * c);
     }
-    x = this.conv(this.groupNorm(x, H, W, c, norm_num_groups, "vae/decoder.conv_norm_out"), H, W, "vae/decoder.conv_out");
-    const pixels = this.M.slice(x, x + H * W * 4);
+    x = this.conv(this.groupNorm(x, H, W, c, groups, "vae/decoder.conv_norm_out"), H, W, "vae/decoder.conv_out");
+    const level = (value, i) => (i % 4 === 3 ? 255 : 255 * f(f(value / 2) + 0.5)); // a fourth channel: opaque
     // A clamped array rounds halves to even, as MLX does.
-    return { pixels, rgba: Uint8ClampedArray.from(pixels, (value, i) => (i % 4 === 3 ? 255 : 255 * f(f(value / 2) + 0.5))), width: W, height: H };
+    return { rgba: Uint8ClampedArray.from(this.M.subarray(x, x + H * W * 4), level), width: W, height: H };
   }); }
 
   /** An 8-bit picture (H, W, 4), sides multiples of 16 → latents (gh·gw, 4c). Wants `loadEncoder`. */
   encode(rgba, W, H) { return this.within(() => {
-    const { latent_channels, layers_per_block, norm_num_groups, block_out_channels: widths } = this.config.vae, gh = H / 16, gw = W / 16;
-    const picture = this.put(Float32Array.from({ length: H * W * 3 }, (_, i) => f(2 * f(rgba[4 * Math.floor(i / 3) + i % 3] / 255)) - 1));
+    const { latent_channels, layers_per_block, norm_num_groups: groups, block_out_channels: widths } = this.config.vae;
+    const gh = H / 16, gw = W / 16, value = (_, i) => f(2 * f(rgba[4 * Math.floor(i / 3) + i % 3] / 255)) - 1;
+    const picture = this.put(Float32Array.from({ length: H * W * 3 }, value));
     let c = widths[0], x = this.conv(this.frame(picture, H, W, 3), H, W, "vae/encoder.conv_in");
     for (const [level, wide] of widths.entries()) {
       const name = `vae/encoder.down_blocks.${level}`;
@@ -532,10 +579,13 @@ export class Klein extends Arrays {
       H /= 2; W /= 2;
     }
     x = this.middle(x, H, W, c, "vae/encoder.mid_block");
-    x = this.conv(this.groupNorm(x, H, W, c, norm_num_groups, "vae/encoder.conv_norm_out"), H, W, "vae/encoder.conv_out");
+    x = this.conv(this.groupNorm(x, H, W, c, groups, "vae/encoder.conv_norm_out"), H, W, "vae/encoder.conv_out");
     const moments = this.linear(x, H * W, "vae/quant_conv"), latents = new Float32Array(gh * gw * 4 * latent_channels);
-    const mean = this.copy(this.take(H * W * latent_channels), latent_channels, moments, 2 * latent_channels, H * W, latent_channels);
-    this.unpacked(gh, gw, latent_channels, (to, from, k) => { const [std, shift] = this.statistics(k); latents[to] = (this.M[mean + from] - shift) / std; });
+    this.copy(moments, latent_channels, moments, 2 * latent_channels, H * W, latent_channels); // means only
+    this.unpacked(gh, gw, latent_channels, (to, from, k) => {
+      const [std, mean] = this.statistics(k);
+      latents[to] = (this.M[moments + from] - mean) / std;
+    });
     return latents;
   }); }
 
@@ -554,9 +604,13 @@ export class Klein extends Arrays {
       const t = sigmas[index], t_next = sigmas[index + 1], img = new Float32Array(n * c + seen.length);
       img.set(x); img.set(seen, n * c);
       let velocity = this.velocity(part, img, txt, t, ids, n);
-      if (without) velocity = this.velocity(part, img, without, t, ids, n).map((un, i) => f(un + f(guidance * f(velocity[i] - un))));
+      if (without) {
+        const other = this.velocity(part, img, without, t, ids, n);
+        velocity = velocity.map((guided, i) => other[i] + f(guidance * f(guided - other[i])));
+      }
       x = x.map((value, i) => value + f(f(t_next - t) * velocity[i]));
-      yield { index, steps, t, t_next, gh, gw, velocity, latents: x, clean: x.map((value, i) => value - f(f(t_next) * velocity[i])) };
+      const clean = x.map((value, i) => value - f(f(t_next) * velocity[i]));
+      yield { index, steps, t, t_next, gh, gw, velocity, latents: x, clean };
     }
   }
 }

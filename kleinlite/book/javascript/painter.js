@@ -2,10 +2,12 @@
 
 export class Painter {
   constructor() {
-    const url = new URL("worker.js", import.meta.url), wasm = new URL(location).searchParams.get("wasm");
+    const url = new URL("worker.js", import.meta.url),
+      wasm = new URL(location).searchParams.get("wasm");
     if (wasm) url.searchParams.set("wasm", wasm); // ?wasm=0: to see what WebAssembly is good for
     this.worker = new Worker(url, { type: "module" });
-    this.count = 0; this.asked = new Map();
+    this.count = 0;
+    this.asked = new Map();
     this.worker.onmessage = ({ data }) => {
       const asked = this.asked.get(data.id);
       if (!asked) return;
@@ -15,7 +17,8 @@ export class Painter {
       else asked.heard[data.kind]?.(data);
     };
     this.worker.onerror = () => {
-      for (const { reject } of this.asked.values()) reject(new Error("This browser cannot start the script that draws (a module in a worker): a newer one can."));
+      for (const { reject } of this.asked.values())
+        reject(new Error("This browser cannot start the script that draws (a module in a worker): a newer one can."));
       this.asked.clear();
     };
   }
@@ -28,14 +31,17 @@ export class Painter {
     });
   }
 
-  stop() { this.worker.postMessage({ id: ++this.count, kind: "stop" }); }
+  stop() {
+    this.worker.postMessage({ id: ++this.count, kind: "stop" });
+  }
 }
 
 export const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
 /** An element: make("p.note", { title: "…" }, "text", child, …) */
 export function make(what, attributes = {}, ...children) {
-  const [name, ...classes] = what.split("."), element = document.createElement(name);
+  const [name, ...classes] = what.split("."),
+    element = document.createElement(name);
   element.className = classes.join(" ");
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
@@ -47,7 +53,8 @@ export function make(what, attributes = {}, ...children) {
 
 /** Puts 8-bit pixels onto a canvas. */
 export function paint(canvas, { rgba, width, height }) {
-  canvas.width = width; canvas.height = height;
+  canvas.width = width;
+  canvas.height = height;
   canvas.getContext("2d").putImageData(new ImageData(rgba, width, height), 0, 0);
   return canvas;
 }
