@@ -18,6 +18,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parent / "javascript"
 NANO = Path(__file__).parents[1] / "nano"
 FOLDER = "live"  # beside the chapters; not in git
+PARTS = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer", "vae", "base")
 FIRST, MODELS = 16_000_000, 40_000_000  # bytes: before the first picture, and in all
 EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope|latent)_explorer|attention_viewer)\(")
 CODE = re.compile(r"\{\{#(js|py) ([\w.]+)\}\}")
@@ -57,6 +58,8 @@ def read_model(nano: Path = NANO) -> dict[str, bytes]:
     found = {}
     for file in sorted(f for f in nano.rglob("*") if f.suffix in (".json", ".safetensors")):
         path = file.relative_to(nano)
+        if path.parts[0] not in PARTS:
+            continue
         if file.suffix == ".json":
             found[path.as_posix()] = file.read_bytes()
         else:
