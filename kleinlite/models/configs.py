@@ -6,16 +6,21 @@ chapter and, for writing a model, the way back; a single file has no config.json
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from ..autoencoder import AutoencoderConfig
 from ..checkpoints import read_header
 from ..text_encoder import TextEncoderConfig
 from ..transformer import TransformerConfig
-from .files import check_weights_file, read_json
+from .files import check_weights_file, printable, read_json
 from .registry import MODELS
+
+Config = TransformerConfig | AutoencoderConfig | TextEncoderConfig
+UNNAMED = Path("config.json")
 
 # ---------------------------------------------------------------- the released sizes
 
@@ -27,51 +32,177 @@ RELEASED_CONFIGS = {  # transformer and text encoder
     ),
 }
 
+# ---------------------------------------------------------------- one gate: types and ranges
+
+
+class Whole(NamedTuple):
+    """A whole number, from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def check(self, value: object) -> bool:
+        return type(value) is int and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"a whole number from {self.low:,} to {self.high:,}"
+
+
+class Real(NamedTuple):
+    """A number, from `low` to `high`; not NaN."""
+
+    low: float
+    high: float
+
+    def check(self, value: object) -> bool:
+        return type(value) in (int, float) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"a number from {self.low:g} to {self.high:g}"
+
+
+class Flag(NamedTuple):
+    """True or false."""
+
+    def check(self, value: object) -> bool:
+        return type(value) is bool
+
+    def __str__(self) -> str:
+        return "true or false"
+
+
+class Several(NamedTuple):
+    """From `least` to `most` whole numbers of a kind."""
+
+    least: int
+    most: int
+    kind: Whole
+
+    def check(self, value: object) -> bool:
+        several = isinstance(value, (list, tuple)) and self.least <= len(value) <= self.most
+        return several and all(map(self.kind.check, value))
+
+    def __str__(self) -> str:
+        count = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+        return f"a list of {count}, each {self.kind}"
+
+
+Field = tuple[str, Whole | Real | Flag | Several]
+WIDTH, COUNT, EPS, BASE = Whole(1, 2**17), Whole(1, 1000), Real(1e-12, 0.1), Real(1.0, 1e12)
+
+# Our field → what config.json calls it, and what it may be.
+TRANSFORMER_FIELDS: dict[str, Field] = {
+    "double_blocks": ("num_layers", COUNT),
+    "single_blocks": ("num_single_layers", COUNT),
+    "heads": ("num_attention_heads", COUNT),
+    "axes": ("axes_dims_rope", Several(4, 4, Whole(2, 1024))),
+    "d_latent": ("in_channels", WIDTH),
+    "d_text": ("joint_attention_dim", WIDTH),
+    "mlp_ratio": ("mlp_ratio", Real(0.01, 100)),
+    "theta": ("rope_theta", BASE),
+    "d_time": ("timestep_guidance_channels", Whole(2, 2**17)),
+}
+AUTOENCODER_FIELDS: dict[str, Field] = {
+    "channels": ("block_out_channels", Several(4, 4, WIDTH)),
+    "decoder_channels": ("decoder_block_out_channels", Several(4, 4, WIDTH)),
+    "layers": ("layers_per_block", Whole(1, 64)),
+    "latent_channels": ("latent_channels", Whole(1, 4096)),
+    "groups": ("norm_num_groups", WIDTH),
+    "bn_eps": ("batch_norm_eps", EPS),
+}
+TEXT_ENCODER_FIELDS: dict[str, Field] = {
+    "vocab": ("vocab_size", Whole(1, 2**24)),
+    "d": ("hidden_size", WIDTH),
+    "d_mlp": ("intermediate_size", Whole(1, 2**20)),
+    "layers": ("num_hidden_layers", COUNT),
+    "heads": ("num_attention_heads", COUNT),
+    "kv_heads": ("num_key_value_heads", COUNT),
+    "hd": ("head_dim", Whole(2, 1024)),
+    "theta": ("rope_theta", BASE),
+    "eps": ("rms_norm_eps", EPS),
+    "tied": ("tie_word_embeddings", Flag()),
+    "taps": ("text_encoder_out_layers", Several(1, 16, COUNT)),
+    "tokens": ("max_sequence_length", Whole(1, 2**16)),
+}
+IMPLIED = {"text_encoder_out_layers": (9, 18, 27), "max_sequence_length": 512}  # where model_index.json is silent
+FIELDS = {
+    TransformerConfig: TRANSFORMER_FIELDS,
+    AutoencoderConfig: AUTOENCODER_FIELDS,
+    TextEncoderConfig: TEXT_ENCODER_FIELDS,
+}
+INDEX_FIELDS: dict[str, Field] = {  # of model_index.json, beside what is said about the text encoder
+    "is_distilled": ("is_distilled", Flag()),
+    "sample_size": ("sample_size", Whole(16, 2**16)),
+}
+
+
+def check_field(path: Path, field: Field, value: object) -> None:
+    """Refuse a value of the wrong type or out of range. Raises ValueError."""
+    name, kind = field
+    if not kind.check(value):
+        raise ValueError(
+            f"{path} says that {name} is {shorten(value)}, and it must be {kind}: is this another kind of model?"
+        )
+
+
+def shorten(value: object) -> str:
+    """A value as text, for a sentence."""
+    text = printable(repr(value))
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def read_fields(path: Path, found: dict, fields: dict[str, Field]) -> dict:
+    """Our fields from a config's words, each checked. Raises ValueError for what is missing or cannot be."""
+    values = {}
+    for field, (name, kind) in fields.items():
+        if name not in found:
+            raise ValueError(f"{path} says nothing about {name!r}: is this another kind of model?")
+        check_field(path, (name, kind), found[name])
+        values[field] = tuple(found[name]) if isinstance(kind, Several) else found[name]
+    return values
+
+
+def check_config(path: Path, cfg: Config) -> None:
+    """Refuse numbers that contradict each other, or that are out of range. Raises ValueError."""
+    fields = FIELDS[type(cfg)]
+    for field, (name, kind) in fields.items():
+        if (value := getattr(cfg, field)) is not None:
+            check_field(path, (name, kind), value)
+    if isinstance(cfg, TransformerConfig):
+        wrong = [f"{a} channels of a position axis are odd" for a in cfg.axes if a % 2]
+        wrong += ["the width is beyond reason"] * (cfg.d > 2**17) + ["timestep channels are odd"] * (cfg.d_time % 2)
+    elif isinstance(cfg, AutoencoderConfig):
+        channels = {*cfg.channels, *(cfg.decoder_channels or ())}
+        wrong = [f"{c} channels are no whole number of {cfg.groups} groups" for c in channels if c % cfg.groups]
+    else:
+        wrong = [f"{cfg.heads} heads do not share {cfg.kv_heads}"] * (cfg.heads % cfg.kv_heads > 0)
+        wrong += ["head_dim is odd"] * (cfg.hd % 2)
+    if wrong:
+        raise ValueError(f"{path} contradicts itself ({'; '.join(wrong)}): is this another kind of model?")
+
+
 # ---------------------------------------------------------------- config.json → dataclass
 
 
-def parse_autoencoder_config(c: dict) -> AutoencoderConfig:
-    return AutoencoderConfig(
-        channels=tuple(c["block_out_channels"]),
-        decoder_channels=tuple(c["decoder_block_out_channels"]) if c.get("decoder_block_out_channels") else None,
-        layers=c["layers_per_block"],
-        latent_channels=c["latent_channels"],
-        groups=c["norm_num_groups"],
-        bn_eps=c["batch_norm_eps"],
-    )
+def parse_transformer_config(found: dict, path: Path = UNNAMED) -> TransformerConfig:
+    """What config.json says of the transformer. Raises ValueError with a sentence about `path`."""
+    return TransformerConfig(**read_fields(path, found, TRANSFORMER_FIELDS))
 
 
-def parse_text_encoder_config(c: dict, index: dict) -> TextEncoderConfig:
-    # transformers 5 moved rope_theta into a dictionary; the released files have it at the top.
-    theta = c["rope_theta"] if "rope_theta" in c else c["rope_parameters"]["rope_theta"]
-    return TextEncoderConfig(
-        vocab=c["vocab_size"],
-        d=c["hidden_size"],
-        d_mlp=c["intermediate_size"],
-        layers=c["num_hidden_layers"],
-        heads=c["num_attention_heads"],
-        kv_heads=c["num_key_value_heads"],
-        hd=c["head_dim"],
-        theta=theta,
-        eps=c["rms_norm_eps"],
-        tied=c["tie_word_embeddings"],
-        taps=tuple(index.get("text_encoder_out_layers", (9, 18, 27))),
-        tokens=index.get("max_sequence_length", 512),
-    )
+def parse_autoencoder_config(found: dict, path: Path = UNNAMED) -> AutoencoderConfig:
+    """What config.json says of the autoencoder. Raises ValueError with a sentence about `path`."""
+    fields = dict(AUTOENCODER_FIELDS)
+    if not found.get("decoder_block_out_channels"):
+        del fields["decoder_channels"]
+    return AutoencoderConfig(**read_fields(path, found, fields))
 
 
-def parse_transformer_config(c: dict) -> TransformerConfig:
-    return TransformerConfig(
-        double_blocks=c["num_layers"],
-        single_blocks=c["num_single_layers"],
-        heads=c["num_attention_heads"],
-        axes=tuple(c["axes_dims_rope"]),
-        d_latent=c["in_channels"],
-        d_text=c["joint_attention_dim"],
-        mlp_ratio=c["mlp_ratio"],
-        theta=c["rope_theta"],
-        d_time=c["timestep_guidance_channels"],
-    )
+def parse_text_encoder_config(found: dict, index: dict, path: Path = UNNAMED) -> TextEncoderConfig:
+    """What config.json and model_index.json say of the text encoder. Raises ValueError with a sentence about `path`."""
+    rope = found.get("rope_parameters")  # in here since transformers 5; the released files have rope_theta at the top
+    moved = {"rope_theta": rope["rope_theta"]} if isinstance(rope, dict) and "rope_theta" in rope else {}
+    said = {name: index.get(name, implied) for name, implied in IMPLIED.items()}
+    return TextEncoderConfig(**read_fields(path, moved | found | said, TEXT_ENCODER_FIELDS))
 
 
 # ---------------------------------------------------------------- shapes → dataclass
@@ -104,12 +235,14 @@ def infer_autoencoder_config(shapes: dict[str, list[int]]) -> AutoencoderConfig:
     down, up = "encoder.down.{}.block.0.conv1.weight", "decoder.up.{}.block.0.conv1.weight"
     if not ours:  # the folders count the decoder's levels from the coarse end
         down, up = "encoder.down_blocks.{}.resnets.0.conv1.weight", "decoder.up_blocks.{}.resnets.0.conv1.weight"
-    levels = range(4)
+    channels = tuple(shapes[down.format(i)][0] for i in range(4))
+    decoder_channels = tuple(shapes[up.format(i if ours else 3 - i)][0] for i in range(4))
     return AutoencoderConfig(
-        channels=tuple(shapes[down.format(i)][0] for i in levels),
-        decoder_channels=tuple(shapes[up.format(i if ours else 3 - i)][0] for i in levels),
+        channels=channels,
+        decoder_channels=decoder_channels,
         layers=count_numbered(shapes, r"encoder\.down(?:_blocks)?\.0\.(?:block|resnets)\.(\d+)\."),
         latent_channels=shapes["encoder.quant_conv.weight" if ours else "quant_conv.weight"][0] // 2,
+        groups=math.gcd(AutoencoderConfig.groups, *channels, *decoder_channels),
     )
 
 
@@ -177,7 +310,8 @@ CLASSES = {
 def unsupported_model(found: dict) -> str | None:
     """The name of another model whose index, config or header this is; None if it may be klein's."""
     who = next((who for who, signs in SIGNS.items() if any(sign in found for sign in signs)), None)
-    for name in (found.get("_class_name"), *(found.get("architectures") or ())):
+    architectures = found.get("architectures")
+    for name in (found.get("_class_name"), *(architectures if isinstance(architectures, list) else ())):
         if isinstance(name, str):
             known = ("Flux2Klein", "Flux2Transformer", "AutoencoderKLFlux2", "Qwen")
             who = who or CLASSES.get(name) or (None if name.startswith(known) else f"a {name}")
@@ -195,29 +329,49 @@ def check_supported(path: Path, found: dict) -> None:
 # ---------------------------------------------------------------- files → dataclass
 
 
-def read_config(
-    part: str, path: Path, index: dict | None = None
-) -> TransformerConfig | AutoencoderConfig | TextEncoderConfig:
-    """The numbers of one part, from its folder's config.json or its single file's header.
+def read_config(part: str, path: Path, index: dict | None = None) -> Config:
+    """The numbers of one part, from its folder's config.json or its single file's header, checked.
 
     part: "transformer", "vae" or "text_encoder". index: what the model's model_index.json says.
     """
-    if not path.is_file():
-        return read_folder_config(part, path / "config.json", index or {})
+    if path.is_file():
+        cfg = infer_config(part, path)
+    else:
+        path = path / "config.json"
+        found = read_json(path)
+        check_supported(path, found)
+        if part == "text_encoder":
+            cfg = parse_text_encoder_config(found, index or {}, path)
+        else:
+            cfg = (parse_transformer_config if part == "transformer" else parse_autoencoder_config)(found, path)
+    check_config(path, cfg)
+    return cfg
+
+
+def infer_config(part: str, path: Path) -> Config:
+    """The numbers that the shapes in a single file tell."""
     if part == "text_encoder":
         raise ValueError(f"{path} is one file; a text encoder is a folder with config.json: give that.")
     check_weights_file(path)
     header = {name.removeprefix("model.diffusion_model."): t for name, t in read_header(path).items()}
     check_supported(path, header)
-    wide = {name: t["shape"][:-1] + [2 * t["shape"][-1]] for name, t in header.items() if t["dtype"] == "U8"}
-    shapes = {name: t["shape"] for name, t in header.items()} | {k: s for k, s in wide.items() if k.endswith("weight")}
-    return infer_transformer_config(shapes) if part == "transformer" else infer_autoencoder_config(shapes)
+    shapes = {name: list(t["shape"]) for name, t in header.items()}
+    for name, t in header.items():
+        if t["dtype"] == "U8" and name.endswith("weight") and t["shape"]:
+            shapes[name][-1] *= 2  # two weights in a byte
+    try:
+        return infer_transformer_config(shapes) if part == "transformer" else infer_autoencoder_config(shapes)
+    except KeyError as e:
+        raise ValueError(f"{path} says nothing about {e}: is this another kind of model?") from None
+    except (IndexError, ZeroDivisionError):
+        raise ValueError(f"{path} has tensors of shapes that klein has not: is this another kind of model?") from None
 
 
-def read_folder_config(part: str, path: Path, index: dict) -> TransformerConfig | AutoencoderConfig | TextEncoderConfig:
-    """The same from a config.json."""
-    found = read_json(path)
-    check_supported(path, found)
-    if part == "text_encoder":
-        return parse_text_encoder_config(found, index)
-    return parse_transformer_config(found) if part == "transformer" else parse_autoencoder_config(found)
+def read_index(folder: Path) -> dict:
+    """What a model's model_index.json says, checked as far as we use it."""
+    path = folder / "model_index.json"
+    index = read_json(path)
+    check_supported(path, index)
+    if "is_distilled" in index:
+        check_field(path, INDEX_FIELDS["is_distilled"], index["is_distilled"])
+    return index

@@ -11,23 +11,22 @@ whether what lies here is whole (without asking the network), and a sentence for
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from .files import check_weights_file
+from .hub import ask_hub, checked_answers, explain_errors
 from .registry import BUNDLED, MODELS, PARTS, SMALL_DECODER, SMALL_DECODER_REPO, find_released
 
 __all__ = ["DownloadPlan", "download_model", "fetch_model", "fetch_parts", "find_cached"]
 
-HUB = "https://huggingface.co"
 # What we take of a repository. In its root lie the same weights once more as a single file, and pictures.
 FOLDERS = (*PARTS, "tokenizer", "scheduler")
 SUFFIXES = (".json", ".safetensors", ".txt", ".jinja")
@@ -48,8 +47,9 @@ class Repository:
             return file in self.need.split()
         weights = file.startswith("transformer/") and file != "transformer/config.json"
         folder, _, name = file.rpartition("/")
-        ours = file == "model_index.json" or (folder in FOLDERS and name.endswith(SUFFIXES))
-        return ours and not (weights and self.need == "parts")
+        plain = re.fullmatch(r"[\w.-]+", name, re.ASCII)  # a hub may list any name
+        ours = file == "model_index.json" or (folder in FOLDERS and name.endswith(SUFFIXES) and plain)
+        return bool(ours) and not (weights and self.need == "parts")
 
     def missing_files(self, files: Collection[str]) -> list[str]:
         """What must be there and is not, of a list of file names."""
@@ -233,65 +233,24 @@ def cache_folder(repo: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
-@contextlib.contextmanager
-def explain_errors(repo: str) -> Iterator[None]:
-    """Tells what goes wrong between us and the hub in one sentence: ValueError, OSError or ConnectionError."""
-    from huggingface_hub import constants, errors
-
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise ValueError(
-            f"{repo} is gated: accept its licence at {HUB}/{repo}, log in with `hf auth login`, and try again."
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise ValueError(
-            f"There is no folder or file {repo}, and the hub shows no repository of that name: check the name or, if "
-            "it is private, log in with `hf auth login`."
-        ) from error
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise OSError(
-                f"The disk of {constants.HF_HUB_CACHE} is full: make room there, or set HF_HOME to a folder on another "
-                "disk."
-            ) from error
-        foreign = type(error).__module__.split(".")[0] in ("huggingface_hub", "httpx", "httpx2", "requests", "urllib3")
-        if not foreign and not (isinstance(error, OSError) and not error.errno):  # so the library tells a wrong length
-            raise
-        why = str(error.__cause__ or error).strip().split("\n")[0].split(" for url")[0][:160].rstrip(".: ")
-        at = "" if constants.ENDPOINT == HUB else f" at {constants.ENDPOINT}"
-        raise ConnectionError(
-            f"{repo} could not be fetched from the hub{at} ({why or type(error).__name__}): check the network and try "
-            "again, or use a model that needs no download, such as nano."
-        ) from error
-
-
 def plan_download(name: str, repositories: list[Repository]) -> DownloadPlan:
     """Asks the hub what there is to fetch."""
-    from huggingface_hub import HfApi
-
-    files, license, gated = [], None, False
+    files, remotes = [], []
     for repository in repositories:
-        with explain_errors(repository.repo):
-            found = HfApi().model_info(repository.repo, files_metadata=True)
-        siblings = {sibling.rfilename: sibling for sibling in found.siblings if repository.needs(sibling.rfilename)}
-        missing = repository.missing_files(siblings)
-        if missing:
+        remote = ask_hub(repository.repo)
+        needed = {file: found for file, found in remote.files.items() if repository.needs(file)}
+        if missing := repository.missing_files(needed):
             raise ValueError(
                 f"{repository.repo} on the hub has no {' and no '.join(missing)}: it is not a model in the released "
                 "layout (model_index.json, transformer/, text_encoder/, vae/, tokenizer/)."
             )
+        remotes.append(remote)
         for folder in (*FOLDERS, ""):
-            for file, sibling in siblings.items():
-                if file.rpartition("/")[0] == folder:
-                    sha256 = sibling.lfs.sha256 if sibling.lfs else None
-                    files.append(RemoteFile(repository, file, sibling.size or 0, sha256, found.sha))
-        card = found.card_data or {}
-        license = license or card.get("license_name") or card.get("license") or "not stated"
-        gated = gated or bool(found.gated)
-    model = find_released(name)
-    missing = [file for file in files if not file.is_here()]
-    return DownloadPlan(name, files, missing, model.size.license if model else license, gated)
+            inside = {file: found for file, found in needed.items() if file.rpartition("/")[0] == folder}
+            files += [RemoteFile(repository, file, *found, remote.commit) for file, found in inside.items()]
+    model, missing = find_released(name), [file for file in files if not file.is_here()]
+    license = model.size.license if model else remotes[0].license
+    return DownloadPlan(name, files, missing, license, any(remote.gated for remote in remotes))
 
 
 def download_model(name: str, repositories: list[Repository] | None = None) -> list[Path]:
@@ -308,12 +267,12 @@ def download_model(name: str, repositories: list[Repository] | None = None) -> l
         check_disk_space(plan.missing)
     for file in plan.missing:
         damaged = file.path.is_file() and not file.is_here()
-        with explain_errors(file.repository.repo):
+        with explain_errors(file.repository.repo), checked_answers(file.nbytes):
             hf_hub_download(file.repository.repo, file.name, revision=file.commit, force_download=damaged)
         check_arrived(file)
     for file in {file.repository: file for file in plan.files}.values():
-        with explain_errors(file.repository.repo):  # nothing is fetched: the cache notes which commit `main` is now
-            hf_hub_download(file.repository.repo, file.name)
+        with explain_errors(file.repository.repo), checked_answers(file.nbytes):
+            hf_hub_download(file.repository.repo, file.name)  # fetches nothing: the cache notes which commit `main` is
     folders = complete_folders(repositories)
     if not folders:
         missing = [file for repository in repositories for file in missing_files(cached_folder(repository), repository)]

@@ -6,15 +6,19 @@ The counterpart of chapter 7, which reads such folders: the same names, the same
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import struct
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+from filelock import FileLock, Timeout
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
@@ -30,7 +34,7 @@ from .configs import (
     format_text_encoder_config,
     format_transformer_config,
 )
-from .files import list_weights_files, read_json
+from .files import is_inside, list_weights_files, read_json
 from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from .opening import Checkpoint, open_checkpoint, part_folder
 
@@ -135,6 +139,8 @@ def write_safetensors(path: Path, arrays: dict[str, mx.array], done: Callable[[]
             flat = mx.contiguous(arrays.pop(name)).reshape(-1).view(mx.uint8)
             file.write(memoryview(flat))
             done()
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def pack_weights(weights: dict[str, mx.array | Packed], p: Packing) -> dict[str, mx.array]:
@@ -198,18 +204,50 @@ def quantize_model(
     appears when it is whole. Raises FileExistsError if there is one already.
     """
     out = Path(out)
-    if out.exists():
+    if os.path.lexists(out):
         raise FileExistsError(f"{out} is there already: name a new folder.")
     checkpoint = open_checkpoint(name, dtype=mx.bfloat16, quantize=quantize, parts=parts)
-    draft = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        lock_folder(out),
+        tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=DRAFT, dir=out.parent) as draft,
+        tqdm(total=0, desc="quantising", leave=False, disable=not progress) as bar,
+    ):
+        folder = Path(draft) / out.name  # a folder with the usual rights, which a temporary one has not
+        folder.mkdir()
+        write_copy(folder, checkpoint, bar)
+        if os.path.lexists(out):
+            raise FileExistsError(f"{out} appeared while its copy was written: name a new folder.")
+        os.replace(folder, out)
+
+
+DRAFT = ".partial"
+
+
+@contextlib.contextmanager
+def lock_folder(out: Path) -> Iterator[None]:
+    """Within, no other program writes `out`; what one that was killed has left of it is removed. Raises ValueError."""
+    lock = FileLock(out.with_name(f".{out.name}.lock"), blocking=False)
     try:
-        with tqdm(total=0, desc="quantising", leave=False, disable=not progress) as bar:
-            write_copy(draft, checkpoint, bar)
-        os.replace(draft, out)
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"Another program is writing {out}: wait until it is done, or name another folder.") from None
+    try:
+        for path in out.parent.iterdir():
+            if re.fullmatch(rf"\.{re.escape(out.name)}\.\w{{8}}{re.escape(DRAFT)}", path.name) and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+        yield
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: nobody else can have it
+        lock.release()
+
+
+def copy_words(source: Path, folder: Path) -> None:
+    """The JSON and text files of a tokenizer or a scheduler: only those that lie there, for people publish the copy."""
+    for path in sorted(source.glob("*")):
+        if path.suffix in (".json", ".txt", ".jinja") and path.is_file() and is_inside(path, source):
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / path.name)
 
 
 def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
@@ -219,8 +257,7 @@ def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
     if info.kv:
         index["_class_name"] = "Flux2KleinKVPipeline"
     for beside in ("tokenizer", "scheduler"):
-        if (source := part_folder(checkpoint.folder, beside)).is_dir():
-            shutil.copytree(source, folder / beside)
+        copy_words(part_folder(checkpoint.folder, beside), folder / beside)
     cfg, path = checkpoint.parts["vae"]
     (folder / "vae").mkdir()
     config = read_json(path / "config.json") if path.is_dir() else format_autoencoder_config(cfg, info.size)

@@ -17,12 +17,12 @@ from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..checkpoints import match, to_mlx
-from ..quantisation import Packed, Packing, join, quantize as pack_module
+from ..quantisation import PACKINGS, Packed, Packing, join, quantize as pack_module
 from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
-from .configs import check_supported, read_config
+from .configs import INDEX_FIELDS, check_field, read_config, read_index, shorten
 from .download import fetch_model, fetch_parts
-from .files import list_weights_files, load_arrays, read_json, read_metadata
+from .files import check_file, list_weights_files, load_arrays, printable, read_json, read_metadata
 from .formats import assemble, find_packing, load_weights
 from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from .registry import BUNDLED, PARTS
@@ -37,6 +37,8 @@ def find_model(name: str) -> Path:
     if name in BUNDLED:
         return Path(str(files("kleinlite"))) / BUNDLED[name]
     if Path(name).exists():
+        if not Path(name).is_dir():
+            check_file(Path(name))
         return Path(name)
     return fetch_model(name)
 
@@ -110,19 +112,22 @@ def read_model_info(name: str, folder: Path, paths: dict[str, Path], index: dict
     kv = any(re.search(r"-kv\b", x.lower()) for x in called)
     if file.is_dir():
         kv = kv or index.get("_class_name") == "Flux2KleinKVPipeline"
-    size = read_json(part_folder(folder, "vae") / "config.json").get("sample_size", 1024)
+    config = part_folder(folder, "vae") / "config.json"
+    size = read_json(config).get("sample_size", 1024)
+    check_field(config, INDEX_FIELDS["sample_size"], size)
     return ModelInfo(name, distilled, size, tokens, kv)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model's folder. Raises FileNotFoundError or ValueError with a sentence."""
     path = part_folder(folder, "tokenizer") / "tokenizer.json"
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: the folder is not a complete model in the released layout.")
+    check_file(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as e:  # the library has no error of its own
-        raise ValueError(f"{path} is not a tokenizer ({e}): download it again.") from None
+        raise ValueError(f"{path} is not a tokenizer ({printable(str(e))[:100]}): download it again.") from None
+    tokenizer.no_padding()  # chapter 3 pads and counts
+    tokenizer.no_truncation()
     if tokenizer.token_to_id(PAD) is None:
         raise ValueError(f"{path} has no {PAD} token, with which prompts are filled up: it is not Qwen's.")
     return tokenizer
@@ -137,7 +142,7 @@ def check_parts(
     folder: Path, cfg: TransformerConfig, vae_cfg: AutoencoderConfig, text_cfg: TextEncoderConfig, tokenizer: Tokenizer
 ) -> None:
     """Refuse parts that were not made for each other, before gigabytes are read."""
-    text_width, latent, vocab = len(text_cfg.taps) * text_cfg.d, 4 * vae_cfg.latent_channels, tokenizer.get_vocab_size()
+    text_width, latent = len(text_cfg.taps) * text_cfg.d, 4 * vae_cfg.latent_channels
     size, right = TRANSFORMERS.get(cfg.d_text, (None, None))
     wrong, its_size = TEXT_ENCODERS.get(text_cfg.d, (None, None))
     if size and its_size and size != its_size:
@@ -152,11 +157,17 @@ def check_parts(
     for what, wanted, but, there in misfits:
         if wanted != there:
             raise ValueError(f"The {what} {wanted} {but} {there}: the parts in {folder} belong to different models.")
-    if max(text_cfg.taps) > text_cfg.layers or vocab > text_cfg.vocab:
+    highest = highest_id(tokenizer)
+    if max(text_cfg.taps) > text_cfg.layers or highest >= text_cfg.vocab:
         raise ValueError(
             f"The text encoder in {folder} has {text_cfg.layers} layers and {text_cfg.vocab} tokens; model_index.json "
-            f"wants layer {max(text_cfg.taps)}, the tokenizer has {vocab} tokens: parts of different models."
+            f"wants layer {max(text_cfg.taps)}, the tokenizer has {highest + 1} tokens: parts of different models."
         )
+
+
+def highest_id(tokenizer: Tokenizer) -> int:
+    """The highest token id that a tokenizer can give, added tokens and those around every text included."""
+    return max(*tokenizer.get_vocab(with_added_tokens=True).values(), *tokenizer.encode("a").ids)
 
 
 # ---------------------------------------------------------------- weights
@@ -179,7 +190,9 @@ def place_weights(
     for name, target in ours.items():  # some files keep the autoencoder's attention as 1×1 convolutions
         if target.ndim == 2 and name in arrays and arrays[name].shape[2:] == (1, 1):
             arrays[name] = arrays[name].squeeze((2, 3))
-    return match(module, arrays, rules, convert_packed)
+    weights = match(module, arrays, rules, convert_packed)
+    check_packed(weights)
+    return weights
 
 
 def convert_packed(names: list[str], tensors: list[mx.array | Packed]) -> mx.array | Packed:
@@ -200,8 +213,31 @@ def load_part(module: nn.Module, path: Path, rules: list[tuple[str, ...]], dtype
 
 def read_packing(path: Path) -> Packing | None:
     """What a folder's config.json says of its quantised matrices, in the words of MLX's own tools."""
-    found = read_json(path / "config.json").get("quantization") if (path / "config.json").exists() else None
-    return Packing(found.get("mode", "affine"), found["bits"], found["group_size"]) if found else None
+    config = path / "config.json"
+    found = read_json(config).get("quantization") if config.exists() else None
+    if found is None:
+        return None
+    if isinstance(found, dict):
+        packing = Packing(found.get("mode", "affine"), found.get("bits"), found.get("group_size"))
+        affine = packing.mode == "affine" and packing.bits in (2, 3, 4, 5, 6, 8) and packing.group in (32, 64, 128)
+        if affine or packing in PACKINGS.values():
+            return packing
+    raise ValueError(
+        f"{config} says that it is quantised by {shorten(found)}, which kleinlite does not know: take another model."
+    )
+
+
+def check_packed(weights: dict[str, mx.array | Packed]) -> None:
+    """Refuse packed matrices whose scales do not belong to their codes. Raises ValueError."""
+    for name, w in weights.items():
+        if isinstance(w, Packed) and w.packing.group:
+            rows, groups = w.shape[0], w.shape[1] // w.packing.group
+            expected = {"weight": (rows, w.shape[1] * w.packing.bits // 32), "global_scale": (rows, 1)}
+            wrong = [k for k, t in w.tensors.items() if tuple(t.shape) != expected.get(k, (rows, groups))]
+            if wrong or w.tensors["weight"].dtype != mx.uint32 or w.shape[1] % w.packing.group:
+                raise ValueError(
+                    f"{name} is packed, and its {' and '.join(wrong) or 'codes'} do not fit: download it again."
+                )
 
 
 def only_for_language(name: str, layers: int) -> bool:
@@ -285,15 +321,8 @@ def open_checkpoint(
     """
     packing = find_packing(quantize)
     folder, paths = find_parts(str(name), parts)
-    index = read_json(folder / "model_index.json")
-    check_supported(folder / "model_index.json", index)
-    configs = {}
-    for part in PARTS:
-        try:
-            configs[part] = read_config(part, paths[part], index)
-        except KeyError as e:
-            where = paths[part] if paths[part].is_file() else f"A config.json in {folder}"
-            raise ValueError(f"{where} says nothing about {e}: is this another kind of model?") from None
+    index = read_index(folder)
+    configs = {part: read_config(part, paths[part], index) for part in PARTS}
     check_parts(folder, configs["transformer"], configs["vae"], configs["text_encoder"], load_tokenizer(folder))
     info = read_model_info(str(name), folder, paths, index, configs["text_encoder"].tokens)
     checkpoint = Checkpoint(info, folder, {part: (configs[part], paths[part]) for part in PARTS}, dtype, packing)

@@ -1,0 +1,174 @@
+"""What the hub may answer: every answer is checked before huggingface_hub believes it, and a failure gets a sentence.
+
+An answer may come from a mirror, from a proxy or from a hotel's login page. huggingface_hub writes where the answer's
+commit and hash say and takes as many bytes as come; so both are looked at here, in hooks of its own HTTP client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import operator
+import re
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from .files import printable
+
+HUB = "https://huggingface.co"
+LONGEST_WAIT = 60  # seconds that the hub may ask us to wait
+LARGEST_ANSWER = 2**25  # bytes of what the hub says about a repository
+COMMIT, ETAG, SHA256 = r"[0-9a-f]{40}", r'(W/)?"?([0-9a-f]{40}|[0-9a-f]{64})"?', r"[0-9a-f]{64}"
+
+
+class RemoteRepository(NamedTuple):
+    """What the hub says about a repository."""
+
+    commit: str
+    files: dict[str, tuple[int, str | None]]  # name → bytes, and SHA-256 of the large ones
+    license: str
+    gated: bool
+
+
+def ask_hub(repo: str) -> RemoteRepository:
+    """The files of a repository and its licence. What goes wrong is one sentence: ValueError or OSError."""
+    from huggingface_hub import HfApi
+
+    with explain_errors(repo), checked_answers(LARGEST_ANSWER):
+        try:
+            info = HfApi().model_info(repo, files_metadata=True, timeout=LONGEST_WAIT)
+            return understand(info)
+        except (TypeError, LookupError, AttributeError, RecursionError, ValueError) as error:
+            if is_from_library(error):
+                raise
+            raise ConnectionError("its answer is not what a hub says about a repository") from None
+
+
+def understand(info) -> RemoteRepository:
+    """What we need of `HfApi.model_info`. Raises one of many errors where it is not what it should be."""
+    files = {}
+    for sibling in info.siblings:
+        nbytes, sha256 = operator.index(sibling.size or 0), sibling.lfs.sha256 if sibling.lfs else None
+        if nbytes < 0 or not re.fullmatch(SHA256, sha256 or "0" * 64):
+            raise ValueError
+        files[sibling.rfilename] = nbytes, sha256
+    if not re.fullmatch(COMMIT, info.sha):
+        raise ValueError
+    card = info.card_data or {}
+    license = card.get("license_name") or card.get("license") or "not stated"
+    return RemoteRepository(info.sha, files, printable(str(license))[:100], bool(info.gated))
+
+
+def is_from_library(error: Exception) -> bool:
+    """Whether it is an error of the hub's or the network's libraries, whose words say what happened."""
+    return type(error).__module__.split(".")[0] in ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2")
+
+
+@contextlib.contextmanager
+def explain_errors(repo: str) -> Iterator[None]:
+    """Tells what goes wrong between us and the hub in one sentence: ValueError, OSError or ConnectionError."""
+    from huggingface_hub import constants, errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"{repo} is gated: accept its licence at {HUB}/{repo}, log in with `hf auth login`, and try again."
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise ValueError(
+            f"There is no folder or file {repo}, and the hub shows no repository of that name: check the name or, if "
+            "it is private, log in with `hf auth login`."
+        ) from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise OSError(
+                f"The disk of {constants.HF_HUB_CACHE} is full: make room there, or set HF_HOME to a folder on another "
+                "disk."
+            ) from error
+        # An OSError without a number is the library's word for a wrong length, and ours for a wrong answer.
+        if not is_from_library(error) and not (isinstance(error, OSError) and not error.errno):
+            raise
+        why = printable(str(error.__cause__ or error).strip().split("\n")[0].split(" for url")[0])[:160].rstrip(".: ")
+        at = "" if constants.ENDPOINT == HUB else f" at {constants.ENDPOINT}"
+        raise ConnectionError(
+            f"{repo} could not be fetched from the hub{at} ({why or type(error).__name__}): check the network and try "
+            "again, or use a model that needs no download, such as nano."
+        ) from error
+
+
+# ---------------------------------------------------------------- each answer, before it is believed
+
+LIMIT: ContextVar[int | None] = ContextVar("LIMIT", default=None)  # bytes; None: not our question, so not our business
+
+
+@contextlib.contextmanager
+def checked_answers(limit: int) -> Iterator[None]:
+    """Within, huggingface_hub takes no answer that is odd, or larger than `limit` bytes."""
+    from huggingface_hub import get_session, set_client_factory
+    from huggingface_hub.utils import _http
+
+    if check_answer not in get_session().event_hooks["response"]:
+        make_client = _http._GLOBAL_CLIENT_FACTORY  # not the client: after a refused connection there is a new one
+
+        def make_checked_client():
+            client = make_client()
+            hooks = client.event_hooks
+            client.event_hooks = {
+                "request": [*hooks["request"], ask_for_plain_bytes],
+                "response": [*hooks["response"], check_answer],
+            }
+            return client
+
+        set_client_factory(make_checked_client)
+    token = LIMIT.set(limit)
+    try:
+        yield
+    finally:
+        LIMIT.reset(token)
+
+
+def ask_for_plain_bytes(request) -> None:
+    """No compressed bodies: what is announced is what comes."""
+    if LIMIT.get() is not None:
+        request.headers["Accept-Encoding"] = "identity"
+
+
+def check_answer(response) -> None:
+    """Refuse an answer before its body is read. Raises ConnectionError with half a sentence."""
+    headers, limit = response.headers, LIMIT.get()
+    if limit is None:
+        return
+    waits = re.findall(r"\d+", headers.get("Retry-After", "")) + re.findall(r"t=(\d+)", headers.get("RateLimit", ""))
+    if response.status_code in (429, 503) and (wait := max(map(int, waits), default=0)) > LONGEST_WAIT:
+        raise ConnectionError(f"it asks to wait for {wait} seconds")
+    if "X-Repo-Commit" in headers:  # here are names that become paths in the cache
+        etag = headers.get("X-Linked-Etag") or headers.get("ETag") or ""
+        names = [(COMMIT, headers["X-Repo-Commit"]), (ETAG, etag), (SHA256, headers.get("X-Xet-Hash", "0" * 64))]
+        if not all(re.fullmatch(pattern, name) for pattern, name in names):
+            raise ConnectionError("it names a version of a file by what is no hash")
+    if response.status_code not in (200, 206):
+        return  # the library says what that means
+    if headers.get("Content-Type", "").startswith("text/html"):
+        raise ConnectionError("the answer is a web page: does this network want a login first?")
+    if headers.get("Content-Encoding", "identity") != "identity":
+        raise ConnectionError("the answer is compressed, which was not asked for")
+    if response.request.method == "GET":
+        if int(headers.get("Content-Length", 0)) > limit:
+            raise ConnectionError(f"it sends {headers['Content-Length']} bytes where {limit} were announced")
+        response.iter_bytes = at_most(limit, response.iter_bytes)
+
+
+def at_most(limit: int, iter_bytes: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes]]:
+    """A body of which no more than `limit` bytes are taken."""
+
+    def limited(*args, **kwargs) -> Iterator[bytes]:
+        count = 0
+        for chunk in iter_bytes(*args, **kwargs):
+            count += len(chunk)
+            if count > limit:
+                raise ConnectionError(f"more comes than the {limit} bytes that were announced")
+            yield chunk
+
+    return limited
