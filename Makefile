@@ -35,6 +35,9 @@ test: check test-notebooks book ## all tests: the quick ones, every notebook fro
 check: lint ## the quick tests: promotion in step, lint, pytest
 	$(BIN)/python -m pytest -q
 
+fuzz: $(VENV)/.test ## damage weight files and configs for ten minutes (SECONDS=600): all is read or refused in a sentence
+	$(BIN)/python tests/models/fuzz.py $(or $(SECONDS),600)
+
 lint: $(VENV)/.test ## promotion in step, every import downwards, and what linter and formatter would change
 	$(BIN)/python -m kleinlite.book.promote --check
 	$(BIN)/ruff check

@@ -1,10 +1,13 @@
 """A hub on this machine that speaks as much of huggingface.co's language as a download needs, and can misbehave."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -57,6 +60,7 @@ class StandIn(ThreadingHTTPServer):
     after n bytes nothing comes any more; `hanging` tells that it is so, and `release` ends it.
     `bodies["file"]`: what is sent in its place.
     `down`: nothing works but what is said about repositories; `falls`: that is so after a cut.
+    `interfere`: is asked first, and answers itself if it returns True.
     `token`: who sends it may have gated files.
     """
 
@@ -71,6 +75,7 @@ class StandIn(ThreadingHTTPServer):
         self.bodies: dict[str, bytes] = {}
         self.hanging, self.release = threading.Event(), threading.Event()
         self.down = self.falls = False
+        self.interfere: Callable[[Answer], bool] | None = None
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def asked(self, name: str) -> list[Request]:
@@ -101,6 +106,8 @@ class Answer(BaseHTTPRequestHandler):
         headers = (self.headers.get(name) for name in ("Range", "Authorization"))
         self.request_made = Request(self.command, path, *headers, time.perf_counter())
         self.server.requests.append(self.request_made)
+        if self.server.interfere and self.server.interfere(self):
+            return
         about = re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+)?", urlsplit(path).path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         stored = re.fullmatch(r"/cdn/([^/]+/[^/]+)/(.+)", path)

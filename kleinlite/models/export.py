@@ -227,9 +227,9 @@ DRAFT = ".partial"
 @contextlib.contextmanager
 def lock_folder(out: Path) -> Iterator[None]:
     """Within, no other program writes `out`; what one that was killed has left of it is removed. Raises ValueError."""
-    lock = FileLock(out.with_name(f".{out.name}.lock"), blocking=False)
+    lock = FileLock(out.with_name(f".{out.name}.lock"))
     try:
-        lock.acquire()
+        lock.acquire(blocking=False)
     except Timeout:
         raise ValueError(f"Another program is writing {out}: wait until it is done, or name another folder.") from None
     try:

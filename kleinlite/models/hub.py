@@ -50,7 +50,7 @@ def understand(info) -> RemoteRepository:
     files = {}
     for sibling in info.siblings:
         nbytes, sha256 = operator.index(sibling.size or 0), sibling.lfs.sha256 if sibling.lfs else None
-        if nbytes < 0 or not re.fullmatch(SHA256, sha256 or "0" * 64):
+        if nbytes < 0 or not isinstance(sibling.rfilename, str) or not re.fullmatch(SHA256, sha256 or "0" * 64):
             raise ValueError
         files[sibling.rfilename] = nbytes, sha256
     if not re.fullmatch(COMMIT, info.sha):

@@ -1,10 +1,17 @@
 """Quantised copies of models: what they hold, what they draw, how little memory they take."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from packings import WISH
+from stand_in_hub import TINY
 
 from kleinlite import Klein
 from kleinlite.models import export
@@ -69,3 +76,76 @@ def test_a_copy_needs_little_memory(tmp_path):
     export.quantize_model("nano", tmp_path / "q", 4, progress=False)
     largest = max(w.nbytes for w in open_checkpoint("nano", dtype=mx.float32).weights("transformer").values())
     assert mx.get_peak_memory() - before < 3 * largest
+
+
+# ---------------------------------------------------------------- killed, or two at once
+
+KILLED = """
+import os, signal, sys
+from kleinlite.models.export import quantize_model
+
+out, last, seen = sys.argv[2], int(sys.argv[3]), 0
+
+def count(event, arguments):
+    global seen
+    path = str(arguments[1] if event == "os.rename" else arguments[0]) if arguments else ""
+    if event in ("open", "os.mkdir", "os.rename", "os.remove") and path.startswith(os.path.dirname(out)):
+        seen += 1
+        if seen == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(count)
+quantize_model(sys.argv[1], out, 8, progress=False)
+print(seen)
+"""
+
+
+def quantize_in_a_process(out: Path, last: int) -> subprocess.CompletedProcess:
+    """A copy of the tiny model, by a program that is killed before it touches a file for the `last`-th time."""
+    command = [sys.executable, "-c", KILLED, str(TINY), str(out), str(last)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"KLEINLITE_CPU": "off"})
+
+
+def test_killed_at_any_point(tmp_path):
+    """There is no copy, or a whole one; and the next run clears up."""
+    touches = int(quantize_in_a_process(tmp_path / "whole", 0).stdout)
+    for last in (1, 4, touches // 2, touches - 2, touches - 1, touches):
+        out = tmp_path / str(last) / "copy"
+        out.parent.mkdir()
+        assert quantize_in_a_process(out, last).returncode == -signal.SIGKILL
+        if not out.exists():
+            export.quantize_model(TINY, out, 8, progress=False)
+        assert open_checkpoint(out, dtype=mx.float32)
+        left = {path.name for path in out.parent.rglob("*") if path.is_file() and not path.is_relative_to(out)}
+        assert left <= {".copy.lock"}  # where it was killed when only that was left to do
+    assert touches > 20
+
+
+def test_two_into_one_folder(tmp_path, monkeypatch):
+    """The second is refused, and the first does not notice."""
+    write, refused = export.write_copy, []
+
+    def meanwhile(*args):
+        with ThreadPoolExecutor(1) as pool:
+            refused.append(pool.submit(export.quantize_model, TINY, tmp_path / "copy", 8, progress=False).exception())
+        write(*args)
+
+    monkeypatch.setattr(export, "write_copy", meanwhile)
+    export.quantize_model(TINY, tmp_path / "copy", 8, progress=False)
+    assert "copy: wait until it is done, or name another folder" in str(refused[0]) and len(refused) == 1
+    assert open_checkpoint(tmp_path / "copy", dtype=mx.float32)
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_what_is_not_ours_stays(tmp_path):
+    """A hidden folder of somebody else's, and rights as the user's files have them."""
+    for name in (".copy.partial", ".copy.mine", ".copy.12345678.partial.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").touch()
+    export.quantize_model(TINY, tmp_path / "copy", 8, progress=False)
+    assert len(list(tmp_path.rglob("precious"))) == 3
+    (tmp_path / "other").mkdir()
+    assert (tmp_path / "copy").stat().st_mode == (tmp_path / "other").stat().st_mode
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(FileExistsError, match="is there already"):
+        export.quantize_model(TINY, tmp_path / "link", 8, progress=False)

@@ -1,0 +1,106 @@
+"""Ways to damage a model's files, and what must come of it: the model, or one sentence."""
+
+import copy
+import json
+import random
+import struct
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from kleinlite.models.files import load_arrays
+
+ODD = [
+    None, True, False, 0, 1, -1, 2, 3.5, -0.0, 1e-9, 1e30, float("nan"), float("inf"), 10**9, 10**30, "", "x", "16", [],
+    {}, [None], [0], [1, 2], ["x"] * 4, [8, 8, 8, 8.5], [[8]], {"a": 1}, {"rope_theta": "x"}, {"bits": 4},
+    "\x1b[2J", "é" * 500,
+]  # fmt: skip
+
+
+def one_sentence(error: Exception) -> bool:
+    text = str(error)
+    short = 20 < len(text) < 1000 and len(text.splitlines()) == 1 and text.isprintable()
+    return short and text.endswith((".", "?")) and isinstance(error, (ValueError, OSError))
+
+
+def places(value: object, path: tuple = ()) -> list[tuple]:
+    """Every place in a JSON value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(p for key, v in inside for p in places(v, (*path, key)))]
+
+
+def change(value: object, place: tuple, new: object) -> object:
+    """A copy with another value at a place; the place goes if `new` is `change` itself."""
+    value = copy.deepcopy(value)
+    if not place:
+        return new
+    at = value
+    for key in place[:-1]:
+        at = at[key]
+    if new is change:
+        del at[place[-1]]
+    else:
+        at[place[-1]] = new
+    return value
+
+
+def damage_header(data: bytes, rng: random.Random) -> bytes:
+    """One of a few kinds of damage to a safetensors file."""
+    length = struct.unpack("<Q", data[:8])[0]
+    text, rest = data[8 : 8 + length], data[8 + length :]
+    kind = rng.randrange(9)
+    if kind == 0:  # some byte of the header
+        i = rng.randrange(len(text))
+        return data[: 8 + i] + bytes([rng.randrange(256)]) + data[9 + i :]
+    if kind == 1:  # the length
+        wrong = max(0, length + rng.choice([-1, 1, -8, 8, 2**20, 2**40, rng.randrange(-length, 100)]))
+        return struct.pack("<Q", wrong) + data[8:]
+    if kind == 2:  # cut, or longer
+        return data[: rng.randrange(len(data))] if rng.random() < 0.7 else data + bytes(rng.randrange(1, 100))
+    if kind == 3:  # brackets without end, other alphabets
+        text = rng.choice(
+            [b"[" * 5000 + b"]" * 5000, text.decode().encode("utf-16"), b"\xff" + text, b"\xef\xbb\xbf" + text]
+        )
+    else:
+        header = json.loads(text)
+        name = rng.choice(list(header))
+        if kind == 4 and "data_offsets" in header[name]:  # shares bytes with another, or leaves some out
+            offsets = header[name]["data_offsets"]
+            header[name]["data_offsets"] = [max(0, x + rng.choice([0, 0, -2, 2, 64])) for x in offsets]
+        elif kind == 5 and "shape" in header[name]:
+            shape = header[name]["shape"]
+            header[name]["shape"] = rng.choice(
+                [shape[::-1], [*shape, 1], [-x for x in shape], [x + 2**32 for x in shape]]
+            )
+        elif kind == 6 and "dtype" in header[name]:
+            header[name]["dtype"] = rng.choice(["F32", "BF16", "I8", "F8_E4M3", "F99", "", "C64", None, "BOOL"])
+        elif kind == 7:
+            header = change(
+                header, rng.choice(places(header)), rng.choice([*ODD, change]) if rng.random() < 0.9 else "y"
+            )
+        else:
+            header[rng.choice(["__metadata__", "x", "", "\ud800"])] = rng.choice(ODD)
+        text = json.dumps(header).encode("utf-8", "replace")
+    return struct.pack("<Q", len(text)) + text + rest
+
+
+def weights_are_read_as_written_or_refused(path: Path) -> bool:
+    """Whether a file was read. Fails where we read what the safetensors library refuses, or read it otherwise."""
+    try:
+        found = load_arrays(path)
+    except (ValueError, OSError) as error:
+        assert one_sentence(error), repr(error)
+        return False
+    try:
+        expected = load_file(path)
+    except (SafetensorError, TypeError, KeyError, AttributeError) as error:  # numpy lacks a type
+        assert "Error while deserializing" not in str(error), error
+        return True
+    assert found.keys() == expected.keys()
+    for name, w in expected.items():
+        ours = np.array(found[name].view(mx.uint8)) if w.nbytes and w.ndim else np.zeros(0)
+        assert not ours.size or ours.tobytes() == w.tobytes(), name
+    return True
