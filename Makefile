@@ -78,7 +78,7 @@ clean: ## remove what can be made again, except .venv
 	rm -rf book notebooks/live dist .pytest_cache .ruff_cache
 
 .PHONY: help generate has-prompt setup lab test check lint test-notebooks format promote run-notebooks \
-  clean-notebooks parity bench-full book serve clean
+  clean-notebooks parity bench-full book serve clean fuzz
 
 # The environment. One stamp for what generating takes, one for the book, one for the tests; a newer pyproject.toml
 # installs again.

@@ -314,7 +314,7 @@ def unsupported_model(found: dict) -> str | None:
     for name in (found.get("_class_name"), *(architectures if isinstance(architectures, list) else ())):
         if isinstance(name, str):
             known = ("Flux2Klein", "Flux2Transformer", "AutoencoderKLFlux2", "Qwen")
-            who = who or CLASSES.get(name) or (None if name.startswith(known) else f"a {shorten(name)}")
+            who = who or CLASSES.get(name) or (None if name.startswith(known) else f"a {printable(name)[:60]}")
     if found.get("joint_attention_dim") == 15360 or found.get("num_single_layers") == 48:
         who = "FLUX.2 [dev]"
     return who
