@@ -60,6 +60,17 @@ def test_mlx_for_each_system():
     assert mac == linux
 
 
+def test_the_page_run_it_says_the_same():
+    page = (ROOT / "notebooks" / "run.md").read_text("utf-8")
+    lowest, mlx_from, mlx_below = (
+        re.search(pattern, PROJECT)[1]
+        for pattern in (r'requires-python = ">=([\d.]+)"', r'"mlx>=([\d.]+),', r'"mlx>=[\d.]+,<([\d.]+);')
+    )
+    assert f"Python {lowest} or newer" in page and f"MLX from {mlx_from} on and below {mlx_below}" in page
+    for package in ("ipywidgets", "anywidget"):
+        assert re.search(rf'"{package}>=[\d.]+"', PROJECT)[0] in page
+
+
 def test_nothing_of_this_machine_is_recorded():
     """No lock files (they hold a registry's address) and no absolute paths."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)

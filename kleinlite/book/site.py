@@ -274,7 +274,7 @@ def render_links(path: str, module: str | None, site: Site) -> str:
         f'<a href="{posixpath.basename(path)}" download>download</a>',
         f'<a href="{site.github_url(file)}">GitHub</a>',
         f'<a href="https://mybinder.org/v2/gh/{project}/main?urlpath=lab/tree/{quote(file)}">Binder</a>',
-        f'<a href="{colab}" title="Begin with the cell of the overview that installs the package">Colab</a>',
+        f'<a href="{colab}" title="Begin with the installing lines of the page Run it">Colab</a>',
     ]
     texts = [f"This page is a notebook: {' · '.join(links)}."]
     if module:
@@ -333,19 +333,19 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
     texts = {c["path"]: markdown_of(notebooks[c["path"]]) if c["path"] in notebooks else c["content"] for c in found}
     site = Site(root, source, texts, scripts)
     site.problems += problems
-    for chapter in found:
+    for i, chapter in enumerate(found):
         path = chapter["path"]
         if path in notebooks:
             chapter["content"] = render_notebook(notebooks[path], path, site)
         else:
             chapter["content"] = site.link_terms(render_prose(chapter["content"], path, f"{source}/{path}", site), path)
-        chapter["number"] = chapter_number(path)
+        chapter["number"] = chapter_number(path) or ([98, i] if chapter.get("parent_names") else None)
     check_sizes({c["path"]: len(c["content"].encode()) for c in found}, site)
     return site.problems
 
 
 def chapter_number(path: str) -> list[int] | None:
-    """05_transformer is chapter 5. mdBook nests by numbers, so solutions need some, which the style sheet hides."""
+    """05_transformer is chapter 5. mdBook nests by numbers, so pages below others need one, which nobody sees."""
     chapter = re.match(r"(?:solutions/)?(\d+)_", path)
     if path.startswith("solutions"):
         return [99, int(chapter[1])] if chapter else [99]
