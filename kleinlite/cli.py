@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .errors import Parser, run_command
+from .errors import Parser, printable, run_command
 from .nano import stages
 
 if TYPE_CHECKING:
@@ -167,8 +167,14 @@ def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
     """The model's name, its quantization and `check_request`'s arguments: what was typed, else what --like says."""
     from .drawing.picture_file import read_metadata
 
-    like = read_metadata(args.like) if args.like else {}
+    if args.model is not None and not args.model.strip():
+        raise ValueError("--model is empty: name a model, see `kleinlite models`, or leave it out for nano.")
+    like = read_metadata(args.like) if args.like is not None else {}
     model = args.model or like.get("model", "nano")
+    if args.model is None and not is_here(model):  # a picture may come from anybody
+        raise ValueError(
+            f"{args.like} was drawn with {model!r}, which is not on this machine: if you trust it, say --model {model}."
+        )
     if model != like.get("model"):
         like = {key: value for key, value in like.items() if key not in ("steps", "guidance", "quantize")}
     if like.get("references") and not args.image:
@@ -181,9 +187,6 @@ def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
     prompt, negative = pick("prompt", args.prompt), pick("negative_prompt", args.negative, "")
     if prompt is None:
         args.parser.error('say what to draw, in quotes and before --image: kleinlite generate "a red circle"')
-    for text in (prompt, negative):
-        if any("\ud800" <= c <= "\udfff" for c in text):  # how Python carries bytes that are not UTF-8
-            raise ValueError(f"{text!r} is not valid UTF-8 text: check the terminal's encoding.")
     width, height = args.size or (like.get("width"), like.get("height"))
     return (
         model,
@@ -201,12 +204,20 @@ def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
     )
 
 
+def is_here(model: str) -> bool:
+    """Whether a model can be opened without a download."""
+    from .models.download import find_cached
+    from .models.registry import BUNDLED
+
+    return model in BUNDLED or os.path.exists(model) or bool(find_cached(model))
+
+
 def fetch(model: str, offline: bool) -> None:
     """See that a model's files are on this machine."""
     from .models.download import fetch_model
     from .models.registry import BUNDLED
 
-    if model not in BUNDLED and not Path(model).exists():
+    if model not in BUNDLED and not os.path.exists(model):
         fetch_model(model, offline=offline)
 
 
@@ -240,7 +251,7 @@ def generate(args: argparse.Namespace) -> None:
     path = args.output or new_name(prompt, seed)
     save_picture(picture, path)
     name = model if quantize is None else f"{model} in {in_words(quantize)}"
-    print(f"{path}: {picture.width}x{picture.height}, {name}, seed {seed}, {seconds:.1f} s")
+    print(printable(f"{path}: {picture.width}x{picture.height}, {name}, seed {seed}, {seconds:.1f} s"))
 
 
 def in_words(quantize: int | str) -> str:
@@ -267,10 +278,9 @@ def info(args: argparse.Namespace) -> None:
 
 
 def show(facts: dict) -> None:
-    """One line per fact; control characters escaped, a picture may come from anywhere."""
+    """One line per fact."""
     for name, value in facts.items():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
-        print(f"{name:16}{text}")
+        print(printable(f"{name:16}{value}"))
 
 
 # ---------------------------------------------------------------- models, download, quantize, train

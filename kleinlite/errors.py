@@ -38,9 +38,16 @@ def explain(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    if isinstance(error, RuntimeError) and "temp_directory_path" in str(error):  # MLX compiles there
+        return "The folder for temporary files does not exist: see what the variable TMPDIR says."
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "malloc]" in str(error)):
         return "There is not enough memory for this: try a smaller --size, or fewer --image pictures."
     return None
+
+
+def printable(text: str) -> str:
+    """One line for a terminal, with control characters escaped: a text may come from anywhere."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def run_command(command: Callable[..., None], *args) -> int:
@@ -54,6 +61,6 @@ def run_command(command: Callable[..., None], *args) -> int:
         sentence = explain(error)
         if sentence is None:
             raise
-        print(f"kleinlite: {sentence}", file=sys.stderr)
+        print(printable(f"kleinlite: {sentence}"), file=sys.stderr)
         return 2
     return 0

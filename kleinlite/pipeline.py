@@ -2,11 +2,12 @@
 
 We join all parts: a prompt goes in, a picture comes out; and with reference pictures in, it edits.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 392d59bd)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal d57e4528)
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from PIL import Image
 
 from .autoencoder import Autoencoder
 from .drawing.diffusion_pipeline import DiffusionPipeline
+from .drawing.picture_file import to_rgb
 from .drawing.request import Request
 from .kv_cache import cached_velocity_field
 from .position_ids import image_ids, reference_ids, text_ids
@@ -48,18 +50,14 @@ def to_images(pixels: mx.array) -> list[Image.Image]:
 
 
 class Step(NamedTuple):
-    """One Euler step of a running generation: what the loop yields, and a look at where it is heading."""
+    """One Euler step of a running generation; `preview()` is the clean picture that the model expects from here."""
 
     index: int
     t: float
     t_next: float
     velocity: mx.array
     latents: mx.array
-    decode: Callable[[mx.array], Image.Image | list[Image.Image]]
-
-    def preview(self) -> Image.Image | list[Image.Image]:
-        """The clean picture that the model expects from here: latents − t_next·velocity, decoded."""
-        return self.decode(self.latents - self.t_next * self.velocity)
+    preview: Callable[[], Image.Image | list[Image.Image]]
 
 
 LARGEST_REFERENCE = 1024 * 1024  # pixels; diffusers' cap
@@ -67,10 +65,10 @@ LARGEST_REFERENCE = 1024 * 1024  # pixels; diffusers' cap
 
 def prepare_reference(image: Image.Image) -> Image.Image:
     """Shrink to at most 1024² pixels and cut the edges, evenly, to multiples of 16: what diffusers does."""
+    image = to_rgb(image)
     w, h = image.size
     if min(w, h) < 64 or max(w, h) > 8 * min(w, h):
         raise ValueError(f"A reference picture needs sides of at least 64 pixels and at most 8:1, this one is {w}×{h}.")
-    image = image.convert("RGB")
     if w * h > LARGEST_REFERENCE:
         scale = math.sqrt(LARGEST_REFERENCE / (w * h))
         image = image.resize((int(w * scale), int(h * scale)), Image.Resampling.LANCZOS)
@@ -137,7 +135,8 @@ def draw_steps(klein: DiffusionPipeline, request: Request) -> Iterator[Step]:
     if x is None:
         x = mx.concatenate([noise(seed, gh * gw) for seed in request.seeds])
     for step in euler(field, x, schedule(request.steps, gh * gw)):
-        yield Step(*step, decode)
+        clean = step.latents - step.t_next * step.velocity  # lazy: worked out if somebody looks
+        yield Step(*step, partial(decode, clean))
 
 
 class Klein(DiffusionPipeline):

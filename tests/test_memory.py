@@ -1,6 +1,8 @@
 """Memory: the plan beside what is measured, what is refused, and the page "Which machine runs what"."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -141,3 +143,12 @@ def test_weights_on_the_page_are_counted_right():
     ]
     rows = re.search(r"^\| part .*\n\|-.*\n((?:\|.*\n)+)", PAGE, re.M)[1].splitlines()
     assert [tuple(cell.strip() for cell in row.strip("|").split("|"))[1:] for row in rows] == expected
+
+
+@pytest.mark.skipif(mx.device_info().get("memory_size") is not None, reason="a GPU says what it has")
+def test_limits_of_the_process_count_as_the_machines(tmp_path):
+    """As `ulimit -v` and containers set them: beyond them MLX ends the process."""
+    code = "import resource; from kleinlite.drawing import memory_check as memory; resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, -1)); "
+    code += "print(memory.machine_memory()[0])"
+    end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert int(end.stdout) == min(8 * 10**9, memory_check.machine_memory()[0]), end.stderr

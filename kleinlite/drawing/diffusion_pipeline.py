@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from ..memory import compute_dtype
 from ..models.opening import open_checkpoint
 from ..quantisation import PACKINGS
 from .parts import Parts
-from .request import Request, check_request
+from .request import Request, check_images, check_loading, check_request
+from .thread import in_turn
 
 __all__ = ["DiffusionPipeline"]
 
@@ -34,7 +36,9 @@ class DiffusionPipeline(Parts):
         parts: the model that has a single file's other parts; or parts to replace, such as {"vae": "small-decoder"}.
         keep_loaded: keep the text encoder in memory between prompts.
         """
-        return cls(open_checkpoint(name, dtype=dtype or compute_dtype(), quantize=quantize, parts=parts), keep_loaded)
+        check_loading(name, quantize, dtype, parts)
+        dtype = dtype or compute_dtype()
+        return in_turn(lambda: cls(open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts), keep_loaded))
 
     def __call__(
         self, prompt: str | Sequence[str], *, images: Sequence[Image.Image] = (), width: int | None = None,
@@ -58,13 +62,16 @@ class DiffusionPipeline(Parts):
 
     def check_request(self, prompt: str | Sequence[str], images: Sequence[Image.Image] = (), **options) -> Request:
         """The arguments of a call as a `Request`, or what is wrong with them; nothing is loaded for it."""
-        images = [images] if isinstance(images, Image.Image) else images
-        request = check_request(self.info, prompt, [self.prepare_reference(image) for image in images], **options)
+        references = [self.prepare_reference(image) for image in check_images(images)]
+        request = check_request(self.info, prompt, references, **options)
         self.check_memory(request)
         return request
 
     def draw(self, request: Request, progress: bool = True) -> Image.Image | list[Image.Image]:
         """The picture of a request, or the list of them, each with what made it in its `info`."""
+        return in_turn(self._draw, request, progress)
+
+    def _draw(self, request: Request, progress: bool) -> Image.Image | list[Image.Image]:
         for step in self.run(request, progress):
             last = step
         pictures = last.preview()  # nothing is left to expect: it is the picture itself
@@ -74,10 +81,17 @@ class DiffusionPipeline(Parts):
         return pictures
 
     def run(self, request: Request, progress: bool = True) -> Iterator[Any]:
-        """`draw_steps` under a progress bar; where memory is short, the transformer is released at the end."""
+        """`draw_steps` under a progress bar; where memory is short, the transformer is released at the end.
+
+        Between two steps other threads may have their turn.
+        """
+        steps = self.draw_steps(request)
         try:
-            yield from tqdm(self.draw_steps(request), "drawing", request.steps, leave=False, disable=not progress)
+            for _ in tqdm(range(request.steps), "drawing", leave=False, disable=not progress):
+                step = in_turn(next, steps)
+                yield step._replace(preview=partial(in_turn, step.preview))
         finally:
+            steps.close()  # or it would hold on to the transformer
             self.make_room(request)
 
     @staticmethod

@@ -6,6 +6,8 @@ The arithmetic is `memory.plan_memory`, built in the chapter on what a picture c
 from __future__ import annotations
 
 import os
+import resource
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -57,12 +59,23 @@ def bits_per_weight(checkpoint: Checkpoint) -> tuple[float, float]:
 
 
 def machine_memory() -> tuple[int, int]:
-    """Bytes of memory here, and how many of them one program can count on: what a Mac says, else three quarters."""
+    """Bytes of memory here, and how many of them one program can count on: what a Mac says, else three quarters.
+
+    A container's limit and one that a shell has set (`ulimit -v`) count as the machine's.
+    """
     info = mx.device_info()
     total = info.get("memory_size") or info.get("total_memory")
     if not total:  # a CPU on Linux
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *process_limits()])
     return total, int(info.get("max_recommended_working_set_size", 0.75 * total))
+
+
+def process_limits() -> list[int]:
+    """How many bytes the system lets this process have, where it says so: beyond them MLX ends the process."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    said = cgroup.read_text().strip() if cgroup.is_file() else "max"
+    return [n for n in (limit, int(said) if said.isdigit() else -1) if n > 0]  # -1: no limit
 
 
 def all_parts_fit(plan: MemoryPlan) -> bool:

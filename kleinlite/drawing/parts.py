@@ -15,7 +15,8 @@ from ..quantisation import PACKINGS
 from ..text_encoder import TextEncoder, tokenize
 from ..transformer import Transformer
 from .memory_check import all_parts_fit, bits_per_weight, check_memory, plan_checkpoint
-from .request import Request
+from .request import Request, check_prompts
+from .thread import in_turn
 
 __all__ = ["Parts"]
 
@@ -29,16 +30,18 @@ class Parts:
 
     def __init__(self, checkpoint: Checkpoint, keep_loaded: bool = False):
         self.checkpoint, self.info, self.keep_loaded = checkpoint, checkpoint.info, keep_loaded
-        self.bits = bits_per_weight(checkpoint)
+        self.bits = in_turn(bits_per_weight, checkpoint)
+        in_turn(plan_checkpoint, checkpoint, width=16, height=16, bits=self.bits)  # counts the weights, once for all
         self.loaded: dict[str, nn.Module | Tokenizer] = {}
         self._pinned: set[str] = set()
         self._features: dict[tuple[str, ...], mx.array] = {}  # of the last prompts
 
     def load(self, name: str) -> nn.Module | Tokenizer:
         """The tokenizer, text_encoder, transformer or autoencoder, read from its files if it is not in memory."""
-        if name not in self.loaded:
-            self.loaded[name] = getattr(self.checkpoint, f"load_{name}")()
-        return self.loaded[name]
+        part = self.loaded.get(name)
+        if part is None:
+            part = self.loaded[name] = in_turn(getattr(self.checkpoint, f"load_{name}"))
+        return part
 
     def release(self, name: str) -> None:
         """Take a part out of memory, unless it is pinned or `keep_loaded` says that all parts stay."""
@@ -56,7 +59,7 @@ class Parts:
 
     def encode_prompt(self, prompt: str | list[str]) -> mx.array:
         """Text features (1, tokens, features), or one row per prompt of a list."""
-        return self.encode_prompts([prompt] if isinstance(prompt, str) else prompt)[0]
+        return in_turn(self.encode_prompts, check_prompts(prompt))[0]
 
     def encode_prompts(self, *batches: list[str]) -> list[mx.array]:
         """The features of each batch of prompts; the text encoder is read at most once, and not if all are known.

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
+import time
+import warnings
 from pathlib import Path
 
 from PIL import Image, ImageOps, PngImagePlugin
 
-__all__ = ["open_picture", "save_picture", "picture_info", "read_metadata"]
+__all__ = ["open_picture", "to_rgb", "save_picture", "picture_info", "read_metadata"]
 
 # What a picture of ours remembers, see `Request.metadata`; and perhaps "quantize".
 REMEMBERED = {"model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float)}
 REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references": int}
+
+MOST_PIXELS = 2**30 // 12  # 89 million, the number above which Pillow warns; it is 0.3 GB decoded
+BACKGROUND = (255, 255, 255)  # behind what is transparent
 
 
 def open_picture(path: str | Path) -> Image.Image:
@@ -21,38 +28,84 @@ def open_picture(path: str | Path) -> Image.Image:
         what = "is a folder" if Path(path).is_dir() else "does not exist"
         raise ValueError(f"{path} {what}: name a picture's file.")
     try:
-        with Image.open(path) as image:
-            image.load()  # text chunks may come after the pixels
-            return ImageOps.exif_transpose(image)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                image.load()  # text chunks may come after the pixels
+                return ImageOps.exif_transpose(image)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise ValueError(f"{path} has more than {MOST_PIXELS // 10**6} million pixels: make it smaller.") from None
     except Exception as error:  # there are many ways to stumble over a broken file, and Pillow knows them
         why = "" if isinstance(error, Image.UnidentifiedImageError) else f" ({error})"
         raise ValueError(f"{path} cannot be read as a picture{why}: use a PNG, JPEG or WebP file.") from None
 
 
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any picture in 8-bit RGB, upright: 16 bits and numbers from 0 to 1 are scaled, what is transparent is white."""
+    size, limit = f"{image.width}×{image.height}", MOST_PIXELS // 10**6
+    if image.width * image.height > MOST_PIXELS:  # before it is decoded
+        raise ValueError(f"A picture of {size} is too large, at most {limit} million pixels can be read: shrink it.")
+    try:
+        image = ImageOps.exif_transpose(image)
+        if image.has_transparency_data:
+            behind = Image.new("RGBA", image.size, (*BACKGROUND, 255))
+            return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
+        if image.mode != "F" and not image.mode.startswith("I"):
+            return image.convert("RGB")
+        levels = image.convert("F") if image.mode == "F" else image.convert("I").convert("F")
+        low, high = levels.getextrema()
+    except Exception as error:  # a file that was opened and not read until now, or a mode that Pillow cannot convert
+        raise ValueError(f"The picture cannot be read ({error}): use a PNG, JPEG or WebP file.") from None
+    white = 65535 if image.mode != "F" or high > 255 else 255 if high > 1 else 1
+    if not 0 <= low <= high <= white:
+        raise ValueError(f"A picture with levels from {low:g} to {high:g} has no known white: scale it to 0 … 255.")
+    return levels.point(lambda level: level * (255 / white) + 0.5).convert("L").convert("RGB")
+
+
 def save_picture(picture: Image.Image, path: str | Path) -> None:
-    """Write a PNG that remembers what made it; in one move, so that no half-written file can be left."""
+    """Write a PNG that remembers what made it; in one move, so that no half-written file can be left.
+
+    A file that is there is replaced and keeps its permissions.
+    """
     path, chunk = Path(path), PngImagePlugin.PngInfo()
     if "kleinlite" in picture.info:
         chunk.add_itxt("kleinlite", json.dumps(picture.info["kleinlite"], ensure_ascii=False))
-    partial = path.with_name(f".{path.name}.partial")
+    draft = path.with_name(f".kleinlite-{secrets.token_hex(8)}.partial")
     try:
-        picture.save(partial, format="PNG", pnginfo=chunk)
-        os.replace(partial, path)
+        with draft.open("xb") as file:  # new, by its own name: nobody else's, and no link
+            picture.save(file, format="PNG", pnginfo=chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            draft.chmod(path.stat().st_mode & 0o7777)
+        os.replace(draft, path)
+    except OSError as error:  # in the name of the picture, not of its draft
+        raise OSError(f"{path}: {error.strerror or error}.") from None
     finally:
-        partial.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
+    remove_leftovers(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Drafts that a killed process left: older than an hour, since writing one takes a second."""
+    for draft in folder.glob(".kleinlite-*.partial"):
+        with contextlib.suppress(OSError):  # somebody else's, or somebody else was quicker
+            if time.time() - draft.lstat().st_mtime > 3600:
+                draft.unlink()
 
 
 def picture_info(picture: Image.Image | str | Path) -> dict:
     """What made a picture: prompt, seed, model, steps, guidance, size. From the picture itself or its PNG file."""
-    image = picture if isinstance(picture, Image.Image) else Image.open(picture)
+    image = picture if isinstance(picture, Image.Image) else open_picture(picture)
     image.load()  # text chunks may come after the pixels
     if "kleinlite" not in image.info:
         raise ValueError("This picture does not say what made it: it was not written by kleinlite, or was saved again.")
     made = image.info["kleinlite"]
-    try:
-        return made if isinstance(made, dict) else json.loads(made)
-    except ValueError:
-        raise ValueError("What this picture says about itself is damaged: it was changed by another program.") from None
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        made = made if isinstance(made, dict) else json.loads(made)
+        if isinstance(made, dict):
+            return made
+    raise ValueError("What this picture says about itself is damaged: it was changed by another program.")
 
 
 def read_metadata(path: str | Path) -> dict:
@@ -62,8 +115,7 @@ def read_metadata(path: str | Path) -> dict:
         made = picture_info(image)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    known = made if isinstance(made, dict) else {}
-    complete = all(isinstance(known.get(name), kind) for name, kind in REMEMBERED.items())
-    if not complete or not isinstance(known.get("quantize", ""), (int, str)):
+    complete = all(isinstance(made.get(name), kind) for name, kind in REMEMBERED.items())
+    if not complete or not isinstance(made.get("quantize", ""), (int, str)):
         raise ValueError(f"{path}: what it says about itself is damaged: give the prompt and the options instead.")
     return made
