@@ -97,8 +97,11 @@ def check_text(text: str, name: str) -> str:
     """Text that can be read and stored."""
     if not isinstance(text, str):
         raise ValueError(f"{name} must be text, not {describe(text)}.")
-    if any("\ud800" <= c <= "\udfff" for c in text):  # how Python carries bytes that are not UTF-8
-        raise ValueError(f"The {name} {text[:40]!r} is not valid UTF-8 text: check its source, or the terminal.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # lone surrogates: how Python carries bytes that are not UTF-8
+        told = f"The {name} {text[:40]!r} is not valid UTF-8 text: check its source, or the terminal."
+        raise ValueError(told) from None
     return text
 
 
@@ -139,7 +142,7 @@ def check_side(value: int, name: str) -> int:
     if side > LARGEST_SIDE:
         raise ValueError(f"The {name} must be at most {LARGEST_SIDE} pixels, not {describe(side)}.")
     if side < 16 or side % 16:
-        near = max(16, 16 * round(side / 16))
+        near = max(16, (side + 8) // 16 * 16)
         raise ValueError(f"The {name} must be a multiple of 16 pixels, {describe(side)} is not: try {near}.")
     return side
 
@@ -174,8 +177,8 @@ def check_seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:
         seeds = [check_integer(number, "A seed", "such as 7") for number in seed]
     else:
         first = check_integer(seed, "seed", "or a list of them")
-        seeds = [first + i for i in range(count)]
-    for number in seeds:
+        seeds = [*range(first, first + count)]
+    for number in (min(seeds), max(seeds)):
         if not 0 <= number < 2**64:
             raise ValueError(f"A seed is a whole number from 0 to 2**64 - 1, {describe(number)} is not.")
     return seeds
