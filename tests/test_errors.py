@@ -597,7 +597,8 @@ def test_a_picture_that_wants_to_be_large(change, tiny, refused):
     "change",
     [
         {"seed": -1}, {"seed": 2**70}, {"seed": True}, {"steps": 10**9}, {"guidance": float("nan")},
-        {"guidance": float("inf")}, {"prompt": "\ud800"}, {"negative_prompt": "\udcff"}, {"width": -16}, {"width": True},
+        {"guidance": float("inf")}, {"prompt": "\ud800"}, {"negative_prompt": "\udcff"}, {"width": -16},
+        {"width": True},
     ],
     ids=str,
 )  # fmt: skip

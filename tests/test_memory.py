@@ -146,9 +146,9 @@ def test_weights_on_the_page_are_counted_right():
 
 
 @pytest.mark.skipif(mx.device_info().get("memory_size") is not None, reason="a GPU says what it has")
-def test_limits_of_the_process_count_as_the_machines(tmp_path):
+def test_limits_of_the_process_count_as_the_machines():
     """As `ulimit -v` and containers set them: beyond them MLX ends the process."""
-    code = "import resource; from kleinlite.drawing import memory_check as memory; resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, -1)); "
-    code += "print(memory.machine_memory()[0])"
+    code = "import resource; from kleinlite.drawing.memory_check import machine_memory; "
+    code += "resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, -1)); print(machine_memory()[0])"
     end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert int(end.stdout) == min(8 * 10**9, memory_check.machine_memory()[0]), end.stderr
