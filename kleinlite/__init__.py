@@ -4,12 +4,9 @@
 >>> Klein.from_pretrained()("a red circle above a blue square", seed=7).save("picture.png")
 """
 
-import os as _os
-
-from .cpu import blas_name as _blas_name, setup
+from .cpu import setup
 
 setup()  # before the first large array: a fast matrix product where MLX's own is slow
-_computed_in = _os.getpid() if _blas_name() else None  # it has tried the product; see drawing/thread.py
 
 __all__ = ["Klein", "picture_info", "save_picture"]
 __version__ = "0.2.0"

@@ -20,10 +20,10 @@ compiles with g++; where there is none, it runs the operations one by one.)
     KLEINLITE_CPU=off           switches all of it off
 """
 
-from .blas import blas_name, blas_speeds, setup
+from .blas import blas_name, blas_speeds, setup, setup_process
 from .operations import FAST, SCORES, STRIP, attention, conv2d, exp, sigmoid, silu, softmax
 
 __all__ = [
-    "FAST", "SCORES", "STRIP", "attention", "blas_name", "blas_speeds", "conv2d", "exp", "setup", "sigmoid", "silu",
-    "softmax",
+    "FAST", "SCORES", "STRIP", "attention", "blas_name", "blas_speeds", "conv2d", "exp", "setup", "setup_process",
+    "sigmoid", "silu", "softmax",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ PT_DYNAMIC, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL = 2
 
 LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 
-_done = False
+_process: int | None = None  # in which `setup` ran
 _blas: str | None = None
 _speeds: dict[str, float] = {}  # what to call a library → GFLOP/s, where there was a choice
 _slots: dict[str, int] = {}  # name → where its address stands in the table
@@ -271,10 +271,10 @@ def _use_fast_blas() -> str | None:
 
 def setup() -> None:
     """Make MLX quick on a Linux CPU. Once is enough, more does no harm; elsewhere it does nothing."""
-    global _done, _blas
-    if _done or not FAST:
+    global _process, _blas
+    if _process is not None or not FAST:
         return
-    _done = True
+    _process = os.getpid()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc: one arena, no mmap, nothing given back until the program ends
         for option, value in ((-8, 1), (-4, 0), (-1, 2**31 - 1)):  # M_ARENA_MAX, _MMAP_MAX, _TRIM_THRESHOLD
@@ -296,6 +296,11 @@ def setup() -> None:
 def blas_name() -> str | None:
     """Where matrix products come from since `setup`, such as "OpenBLAS (system)"; None: MLX's own."""
     return _blas
+
+
+def setup_process() -> int | None:
+    """The process in which `setup` tried the product. MLX's threads began there, and do not come along into a fork."""
+    return _process
 
 
 def blas_speeds() -> dict[str, float]:

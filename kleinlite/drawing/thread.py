@@ -21,7 +21,7 @@ from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 
-from .. import _computed_in
+from ..cpu import setup_process
 
 __all__ = ["in_turn"]
 
@@ -29,7 +29,7 @@ P, R = ParamSpec("P"), TypeVar("R")
 LOCK = threading.RLock()
 WORKER = ThreadPoolExecutor(1, thread_name_prefix="kleinlite")  # the library ends it with the process
 STATE = threading.local()  # .is_worker: whether this is the thread that stays
-process: int | None = _computed_in  # the one in which MLX has worked first
+process = setup_process()  # the one in which MLX has worked first
 
 
 @cache
