@@ -18,6 +18,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parent / "javascript"
 NANO = Path(__file__).parents[1] / "nano"
 FOLDER = "live"  # beside the chapters; not in git
+PICTURES = f"{FOLDER}/pictures"  # those of the notebooks, as files
 PARTS = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer", "vae", "base")
 FIRST, MODELS = 16_000_000, 40_000_000  # bytes: before the first picture, and in all
 EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope|latent)_explorer|attention_viewer)\(")
@@ -81,8 +82,22 @@ def count_bytes(files: dict[str, bytes]) -> dict[str, int]:
     }
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whose path follows from its content, once: written again, `mdbook serve` would build for ever."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def remove_others(folder: Path, names: set[str]) -> None:
+    """What an earlier build left in a folder that shall hold these files alone."""
+    for old in folder.glob("*"):
+        if old.name not in names:
+            old.unlink()
+
+
 def write_folder(folder: Path, name: str, files: dict[str, bytes]) -> str:
-    """Write files to folder/name-HASH and remove what was there before under that name; returns name-HASH."""
+    """Write files to folder/name-HASH, and remove what was there before under that name; returns name-HASH."""
     digest = hashlib.sha256()
     for path, content in files.items():
         digest.update(f"{path} {len(content)}\n".encode() + content)
@@ -91,10 +106,7 @@ def write_folder(folder: Path, name: str, files: dict[str, bytes]) -> str:
         if old.name != called:
             shutil.rmtree(old)
     for path, content in files.items():
-        there = folder / called / path
-        if not there.exists():  # written again, `mdbook serve` would build again, for ever
-            there.parent.mkdir(parents=True, exist_ok=True)
-            there.write_bytes(content)
+        write_file(folder / called / path, content)
     return called
 
 

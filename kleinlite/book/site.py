@@ -14,6 +14,7 @@ plain JSON: `import nbformat` takes seconds.
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import json
 import posixpath
@@ -57,6 +58,7 @@ class Site:
         self.anchors = {path: find_anchors(text) for path, text in chapters.items()}
         self.repository = re.search(r'^Repository = "(.+)"', (root / "pyproject.toml").read_text("utf-8"), re.M)[1]
         self.problems: list[str] = []
+        self.pictures: dict[str, dict[str, int]] = {}  # per page: file names, and bytes
         self.terms = read_glossary(chapters.get("glossary.md", ""))
         self.unused: dict[str, set[str]] = {}  # per page: the terms that were not met yet
         words = "|".join(re.escape(word) for word in sorted(self.terms, key=len, reverse=True))
@@ -173,7 +175,9 @@ def render_notebook(notebook: dict, path: str, site: Site) -> str:
         source, tags = "".join(cell["source"]), cell["metadata"].get("tags", [])
         if cell["cell_type"] == "markdown":
             heading = ([heading] + re.findall(r"^#+ +(.+)", source, re.M))[-1]
-            parts.append(site.link_terms(render_prose(embed_attachments(source, cell), path, where, site), path))
+            parts.append(
+                site.link_terms(render_prose(embed_attachments(source, cell, path, site), path, where, site), path)
+            )
         elif cell["cell_type"] == "code":
             module = module or re.search(r"^#\| ?default_exp +(\w+)", source, re.M)
             if "remove-cell" in tags:
@@ -203,29 +207,34 @@ def fence_for(source: str) -> str:
     return "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`{3,}", source))])
 
 
-def embed_attachments(source: str, cell: dict) -> str:
+def embed_attachments(source: str, cell: dict, path: str, site: Site) -> str:
     """Prose with the pictures pasted into its cell, as HTML: mdBook would store a Markdown picture twice."""
 
     def paste(found: re.Match) -> str:
         mime, data = next(iter(cell.get("attachments", {}).get(unquote(found[2]), {}).items()), (None, None))
         if mime and found[1].strip():
-            return render_picture(mime, data, found[1], {})
+            return render_picture(mime, data, found[1], {}, path, site)
         return found[0].replace("attachment:", "")
 
     return re.sub(r"!\[([^]]*)\]\(attachment:([^)]+)\)", paste, source)
 
 
-def render_picture(mime: str, data: str | list[str], alt: str, size: dict) -> str:
-    """An HTML picture; its size, where that is known, keeps the page from jumping while it loads."""
+def render_picture(mime: str, data: str | list[str], alt: str, size: dict, path: str, site: Site) -> str:
+    """An HTML picture. It becomes a file, which the page to print shows as well.
+
+    Its size, where that is known, keeps the page from jumping while it loads.
+    """
     data = "".join(data)
-    if mime == "image/svg+xml":
-        data = base64.b64encode(data.encode()).decode()
-    data = "".join(data.split())
+    content = data.encode() if mime == "image/svg+xml" else base64.b64decode(data)
     if mime == "image/png" and not size:
-        size = dict(zip(("width", "height"), struct.unpack(">II", base64.b64decode(data[:32])[16:24])))
+        size = dict(zip(("width", "height"), struct.unpack(">II", content[16:24])))
     said = "".join(f' {side}="{pixels}"' for side, pixels in size.items())
     said += ' class="wide"' if size and size["width"] > 3 * size["height"] else ""
-    return f'<p><img alt="{html.escape(alt)}"{said} src="data:{mime};base64,{data}"></p>'
+    name = f"{hashlib.sha256(content).hexdigest()[:16]}.{mime.removeprefix('image/').removesuffix('+xml')}"
+    live.write_file(site.root / site.source / live.PICTURES / name, content)
+    site.pictures.setdefault(path, {})[name] = len(content)
+    source = posixpath.relpath(f"{live.PICTURES}/{name}", posixpath.dirname(path) or ".")
+    return f'<p><img alt="{html.escape(alt)}"{said} src="{source}"></p>'
 
 
 def render_outputs(stored: list[dict], alt: str, path: str, where: str, site: Site) -> Iterator[str]:
@@ -247,7 +256,7 @@ def render_outputs(stored: list[dict], alt: str, path: str, where: str, site: Si
             seen += 1
             name = f"{alt} ({seen} of {pictures})" if pictures > 1 else alt
             size = output.get("metadata", {}).get(mime, {})
-            yield f'<div class="output">{render_picture(mime, data[mime], name, size)}</div>'
+            yield f'<div class="output">{render_picture(mime, data[mime], name, size, path, site)}</div>'
         elif "text/html" in data:
             table = re.sub(r"<(script|style)\b.*?</\1>|\n\s*(?=\n)", "", "".join(data["text/html"]), flags=re.S)
             yield f'<div class="output">{table}</div>'
@@ -341,6 +350,9 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
             chapter["content"] = site.link_terms(render_prose(chapter["content"], path, f"{source}/{path}", site), path)
         chapter["number"] = chapter_number(path) or ([98, i] if chapter.get("parent_names") else None)
     check_sizes({c["path"]: len(c["content"].encode()) for c in found}, site)
+    if not site.problems:
+        used = {name for names in site.pictures.values() for name in names}
+        live.remove_others(root / source / live.PICTURES, used)
     return site.problems
 
 
@@ -355,12 +367,15 @@ def chapter_number(path: str) -> list[int] | None:
 def check_sizes(pages: dict[str, int], site: Site) -> None:
     """Complain about a page that is too heavy, and about a site that is. Pictures are the usual reason."""
     for path, weight in pages.items():
+        weight += sum(site.pictures.get(path, {}).values())
         if weight + FRAME > PAGE:
             site.problems.append(f"{site.source}/{path} makes a page of {weight / 1e6:.1f} MB, it may weigh 1 MB")
     folder = site.root / site.source
     beside = [f for f in folder.rglob("*") if f.is_file() and f.suffix != ".md"]
-    beside = [f for f in beside if not f.is_relative_to(folder / live.FOLDER)]  # the models have a limit of their own
-    total = 2 * sum(pages.values()) + sum(f.stat().st_size for f in beside) + FIXED  # twice: the print page
+    beside = [f for f in beside if not f.is_relative_to(folder / live.FOLDER)]  # models have a limit of their own
+    pictures = {name: size for names in site.pictures.values() for name, size in names.items()}
+    total = 2 * sum(pages.values()) + FIXED  # twice: the print page
+    total += sum(pictures.values()) + sum(f.stat().st_size for f in beside)
     if total > SITE:
         site.problems.append(f"The whole site would weigh {total / 1e6:.0f} MB, it may weigh {SITE / 1e6:.0f} MB")
 
