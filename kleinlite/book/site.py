@@ -5,7 +5,8 @@ Markdown. A page shows what its notebook stores, since nothing is run here: pros
 Left out are the marks (`#| export`, nbval's and the formatter's comments) and the cells tagged `remove-cell`.
 
 Formulas become MathML here, so that a reader needs neither JavaScript nor a network for them. The first use of a
-word that the glossary explains becomes a link to it; `{{#api}}` becomes the reference made from the docstrings.
+word that the glossary explains becomes a link to it; `{{#api}}` becomes the reference made from the docstrings,
+`{{#mistake …}}` one of the mistakes that the chapters draw with.
 A formula that cannot be translated, a link or a picture that leads nowhere, a picture without words for those who
 do not see it, a page or a site that grew too heavy: each ends the build with a sentence. Notebooks are read as
 plain JSON: `import nbformat` takes seconds.
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from . import api, live
+from . import api, atlas, live
 from .mathml import FORMULA, mathml
 
 CODE = re.compile(
@@ -329,16 +330,18 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
     scripts, problems = live.prepare(root / source) if alive else ("", [])
     for chapter in alive:
         chapter["content"] = live.MARK.sub(lambda mark: live.render_place(mark[1], scripts), chapter["content"])
-    for chapter in found:
-        if live.CODE.search(chapter["content"]) and chapter["path"].endswith(".md"):
-            try:
-                shown = lambda mark: live.render_excerpt(root / "kleinlite", mark[1], mark[2])
-                chapter["content"] = live.CODE.sub(shown, chapter["content"])
-            except LookupError as error:
-                problems.append(f"{source}/{chapter['path']}: {error}")
-        if "{{#api}}" in chapter["content"] and chapter["path"].endswith(".md"):
-            chapter["content"] = chapter["content"].replace("{{#api}}", api.reference(root / "kleinlite"))
     notebooks = {c["path"]: json.loads(c["content"]) for c in found if c["path"].endswith(".ipynb")}
+    excerpt = lambda mark: live.render_excerpt(root / "kleinlite", mark[1], mark[2])
+    for chapter in found:
+        if not chapter["path"].endswith(".md"):
+            continue
+        try:
+            chapter["content"] = live.CODE.sub(excerpt, chapter["content"])
+            chapter["content"] = atlas.insert_mistakes(chapter["content"], notebooks)
+        except LookupError as error:
+            problems.append(f"{source}/{chapter['path']}: {error}")
+        if "{{#api}}" in chapter["content"]:
+            chapter["content"] = chapter["content"].replace("{{#api}}", api.reference(root / "kleinlite"))
     texts = {c["path"]: markdown_of(notebooks[c["path"]]) if c["path"] in notebooks else c["content"] for c in found}
     site = Site(root, source, texts, scripts)
     site.problems += problems
