@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Callable
 
 import mlx.core as mx
 
@@ -37,6 +38,43 @@ def _exp(x: mx.array) -> mx.array:
 @mx.compile
 def _exp_of_difference(x: mx.array, top: mx.array) -> mx.array:
     return _exp(x - top)
+
+
+LN2 = math.log(2)
+
+
+@mx.compile
+def _exp2_of_difference(x: mx.array, top: mx.array) -> mx.array:
+    """2^(x - top) where top is at least x: as `_exp`, with a multiplication and a rounding less. 0 from -127 down."""
+    x = mx.maximum(x - top, -127.0)
+    t = x + ROUND
+    r = x - (t - ROUND)
+    r2 = r * r
+    p = (1 + LN2 * r) + (0.49999231 * LN2**2 + 0.16667115 * LN2**3 * r) * r2
+    p = p + (0.041890337 * LN2**4 + 0.0083125015 * LN2**5 * r) * (r2 * r2)
+    return p * (t.view(mx.int32) << 23).view(mx.float32)
+
+
+def _reduce(op: Callable[..., mx.array], x: mx.array) -> mx.array:
+    """`op`, such as mx.max, over the last axis, which stays with length 1.
+
+    MLX reduces along rows one value at a time, across them several at once. So a long row is folded first.
+    """
+    width = math.gcd(x.shape[-1], 64)
+    if width >= 16 and x.shape[-1] >= 256:
+        x = op(x.reshape(*x.shape[:-1], -1, width), axis=-2)
+    return op(x, axis=-1, keepdims=True)
+
+
+@mx.custom_function
+def _fast_weights(x):
+    """2^x, scaled by a number per row so that the largest is 1. The scale is taken for a constant: it cancels later."""
+    return _exp2_of_difference(x, _reduce(mx.max, x))
+
+
+@_fast_weights.vjp
+def _fast_weights_vjp(x, g, y):
+    return LN2 * (g * y)
 
 
 @mx.custom_function
@@ -109,20 +147,25 @@ def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.arra
     if not _fast(q, k, v):
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
     b, nh, s, hd = q.shape
+    q = q * (scale / LN2)  # powers of 2 are quicker than powers of e
+    k, v = mx.contiguous(k), mx.contiguous(v)  # once, or each product below would do it
     rows = max(1, SCORES // (4 * b * nh * k.shape[2]))  # a query needs no other query
-    if rows < s:
-        whole = mask if mask is None else mx.broadcast_to(mask, (*mask.shape[:-2], s, k.shape[2]))
-        mine = lambda i: whole if whole is None else whole[..., i : i + rows, :]
-        parts = [attention(q[:, :, i : i + rows], k, v, scale, mine(i)) for i in range(0, s, rows)]
-        return mx.concatenate(parts, axis=2)
-    nkv = k.shape[1]
+    if rows >= s:
+        return _attention(q, k, v, mask)
+    whole = mask if mask is None else mx.broadcast_to(mask, (*mask.shape[:-2], s, k.shape[2]))
+    mine = lambda i: whole if whole is None else whole[..., i : i + rows, :]
+    return mx.concatenate([_attention(q[:, :, i : i + rows], k, v, mine(i)) for i in range(0, s, rows)], axis=2)
+
+
+def _attention(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
+    """All scores at once. The sum divides the product, which is smaller than the scores."""
+    (b, nh, s, hd), nkv = q.shape, k.shape[1]
     # The heads that share keys go below each other, into one taller product: no copies of k and v.
-    q = (q * scale).reshape(b, nkv, -1, hd)  # (b, nkv, nh/nkv * s, hd)
-    scores = (q @ k.swapaxes(-1, -2)).reshape(b, nh, s, -1)  # (b, nh, s, s)
+    scores = q.reshape(b, nkv, -1, hd) @ k.swapaxes(-1, -2)  # (b, nkv, nh/nkv * s, s)
     if mask is not None:
-        scores = scores + mx.where(mask, 0.0, -mx.inf)
-    weights = _fast_softmax(scores).reshape(b, nkv, -1, k.shape[2])  # (b, nkv, nh/nkv * s, s)
-    return (weights @ v).reshape(b, nh, s, hd)
+        scores = scores.reshape(b, nh, s, -1) + mx.where(mask, 0.0, -mx.inf)
+    weights = _fast_weights(scores).reshape(b, nkv, -1, k.shape[2])
+    return ((weights @ v) * (1 / _reduce(mx.sum, weights))).reshape(b, nh, s, hd)
 
 
 # ---------------------------------------------------------------- convolutions

@@ -141,6 +141,15 @@ def test_attention(mask, nkv, rows, monkeypatch):
     assert mx.isfinite(own(1e4 * q, 1e4 * k, v)).all()
 
 
+@pytest.mark.parametrize("keys", [255, 272, 320, 1000])
+def test_attention_over_long_rows(keys):
+    """Rows whose maximum and sum are taken in folds, and rows that cannot be folded."""
+    q, k, v = normal(1, 4, 5, 8), 3 * normal(1, 2, keys, 8, seed=1), normal(1, 2, keys, 8, seed=2)
+    mask = mx.arange(keys) < keys - 7
+    theirs = lambda q, k, v: mx.fast.scaled_dot_product_attention(q, k, v, scale=0.5, mask=mask)
+    assert agree(lambda q, k, v: cpu.attention(q, k, v, 0.5, mask), theirs, q, k, v, tolerance=1e-5)
+
+
 def test_attention_with_heads_behind_the_tokens():
     """As models call it: (b, s, nh, hd), turned; not contiguous."""
     q, k, v = (normal(2, 9, heads, 4, seed=i).swapaxes(1, 2) for i, heads in enumerate((4, 2, 2)))
