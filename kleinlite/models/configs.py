@@ -249,40 +249,42 @@ def infer_autoencoder_config(shapes: dict[str, list[int]]) -> AutoencoderConfig:
 # ---------------------------------------------------------------- dataclass → config.json
 
 
+def format_fields(cfg: Config) -> dict:
+    """The numbers of a dataclass in config.json's words: the way back from `read_fields`."""
+    values = {name: getattr(cfg, field) for field, (name, _) in FIELDS[type(cfg)].items()}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
+
+
 def format_transformer_config(cfg: TransformerConfig) -> dict:
-    return {
-        "_class_name": "Flux2Transformer2DModel", "attention_head_dim": cfg.hd, "axes_dims_rope": list(cfg.axes),
-        "eps": 1e-6, "guidance_embeds": False, "in_channels": cfg.d_latent, "joint_attention_dim": cfg.d_text,
-        "mlp_ratio": cfg.mlp_ratio, "num_attention_heads": cfg.heads, "num_layers": cfg.double_blocks,
-        "num_single_layers": cfg.single_blocks, "out_channels": None, "patch_size": 1, "rope_theta": int(cfg.theta),
-        "timestep_guidance_channels": cfg.d_time,
+    """The transformer's config.json, as diffusers writes it."""
+    return format_fields(cfg) | {
+        "_class_name": "Flux2Transformer2DModel", "attention_head_dim": cfg.hd, "eps": 1e-6, "guidance_embeds": False,
+        "out_channels": None, "patch_size": 1, "rope_theta": int(cfg.theta),
     }  # fmt: skip
 
 
 def format_autoencoder_config(cfg: AutoencoderConfig, size: int) -> dict:
+    """The autoencoder's config.json, as diffusers writes it. size: the model's default height and width in pixels."""
     levels = len(cfg.channels)
-    narrow = {"decoder_block_out_channels": list(cfg.decoder_channels)} if cfg.decoder_channels else {}
-    return narrow | {
-        "_class_name": "AutoencoderKLFlux2", "act_fn": "silu", "batch_norm_eps": cfg.bn_eps,
-        "batch_norm_momentum": 0.1, "block_out_channels": list(cfg.channels),
+    return format_fields(cfg) | {
+        "_class_name": "AutoencoderKLFlux2", "act_fn": "silu", "batch_norm_momentum": 0.1,
         "down_block_types": ["DownEncoderBlock2D"] * levels, "up_block_types": ["UpDecoderBlock2D"] * levels,
-        "in_channels": 3, "out_channels": 3, "latent_channels": cfg.latent_channels, "layers_per_block": cfg.layers,
-        "mid_block_add_attention": True, "norm_num_groups": cfg.groups, "patch_size": [2, 2], "sample_size": size,
+        "in_channels": 3, "out_channels": 3, "mid_block_add_attention": True, "patch_size": [2, 2], "sample_size": size,
         "use_quant_conv": True, "use_post_quant_conv": True,
     }  # fmt: skip
 
 
 def format_text_encoder_config(cfg: TextEncoderConfig) -> dict:
-    return {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": cfg.vocab, "hidden_size": cfg.d,
-        "intermediate_size": cfg.d_mlp, "num_hidden_layers": cfg.layers, "num_attention_heads": cfg.heads,
-        "num_key_value_heads": cfg.kv_heads, "head_dim": cfg.hd, "rope_theta": cfg.theta, "rms_norm_eps": cfg.eps,
-        "tie_word_embeddings": cfg.tied, "attention_bias": False, "hidden_act": "silu",
+    """The text encoder's config.json, as transformers writes it."""
+    numbers = {name: value for name, value in format_fields(cfg).items() if name not in IMPLIED}
+    return numbers | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "hidden_act": "silu",
         "max_position_embeddings": 40960, "use_sliding_window": False,
     }  # fmt: skip
 
 
 def format_model_index(cfg: TextEncoderConfig, distilled: bool) -> dict:
+    """A model's model_index.json, with the two fields that nano needs and the released files imply."""
     return {
         "_class_name": "Flux2KleinPipeline", "_diffusers_version": "0.37.0", "is_distilled": distilled,
         "max_sequence_length": cfg.tokens, "text_encoder_out_layers": list(cfg.taps),

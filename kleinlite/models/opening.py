@@ -20,7 +20,7 @@ from ..checkpoints import match, to_mlx
 from ..quantisation import PACKINGS, Packed, Packing, join, quantize as pack_module
 from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
-from .configs import INDEX_FIELDS, check_field, read_config, read_index, shorten
+from .configs import INDEX_FIELDS, Config, check_field, read_config, read_index, shorten
 from .download import fetch_model, fetch_parts
 from .files import check_file, list_weights_files, load_arrays, printable, read_json, read_metadata
 from .formats import assemble, find_packing, load_weights
@@ -255,7 +255,7 @@ class Checkpoint:
 
     info: ModelInfo
     folder: Path  # where model_index.json and the tokenizer are
-    parts: dict[str, tuple]  # "transformer", "text_encoder", "vae" → config and the folder or file with the weights
+    parts: dict[str, tuple[Config, Path]]  # "transformer", … → its numbers, and the folder or file with its weights
     dtype: mx.Dtype  # in which the transformer and the text encoder compute
     packing: Packing | None = None  # in which they are to be packed when they are loaded
 

@@ -310,3 +310,14 @@ def test_the_small_decoder_in_place_of_the_vae(layout, tmp_path):
     shutil.copyfile(file, small / "diffusion_pytorch_model.safetensors")
     (small / "config.json").write_text(json.dumps(AUTOENCODERS["small decoder"]))
     assert opened(folder, parts={"vae": small}).parts["vae"] == (expected, small)
+
+
+def test_what_is_read_is_written_again():
+    """nano's own files, word for word."""
+    read = lambda file: json.loads((NANO / file).read_text())
+    text = configs.read_config("text_encoder", NANO / "text_encoder", read("model_index.json"))
+    assert configs.format_text_encoder_config(text) == read("text_encoder/config.json")
+    transformer = configs.read_config("transformer", NANO / "transformer")
+    assert configs.format_transformer_config(transformer) == read("transformer/config.json")
+    autoencoder = configs.read_config("vae", NANO / "vae")
+    assert configs.format_autoencoder_config(autoencoder, 96) == read("vae/config.json")
