@@ -1,0 +1,327 @@
+"""Adapter files: LoRA, LoKr, LoHa and DoRA in every spelling that is about, read into changes of our matrices.
+
+A file is understood as a whole or refused: each name must find its place, each change must be complete, finite and of
+the right shape, or one sentence names what is wrong and the model that the file seems to be for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..checkpoints import read_header, swap_halves, transformer_sources
+from ..lora import DoRA, Hadamard, Kronecker, LowRank, Rows, linear_layers, weight_of
+from ..transformer import Transformer
+
+# ---------------------------------------------------------------- names of modules
+
+DOUBLE = [f"{stream}_{m}" for stream in ("img", "txt") for m in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2")]
+SINGLE = ("linear1", "linear2")
+OUTSIDE = (
+    "img_in", "txt_in", "time_in.in_layer", "time_in.out_layer", "double_stream_modulation_img.lin",
+    "double_stream_modulation_txt.lin", "single_stream_modulation.lin", "final_layer.linear",
+    "final_layer.adaLN_modulation.1",
+)  # fmt: skip
+BLOCKS = 100  # names are known for so many blocks; whether a model has them is asked later
+PREFIXES = re.compile(
+    r"^(base_model\.model\.|(model\.)?diffusion_model\.|transformer\.|lora_unet_|lora_transformer_|lycoris_)+"
+)
+TEXT = re.compile(r"^(text_encoders?\.|lora_te\d?_|te\d_|lycoris_text|base_model\.model\.text_encoder)")
+PARTS = re.compile(
+    r"\.(?:(?P<low>lora_(?:A|B|down|up|magnitude_vector))(?:\.\w+?)?(?:\.weight)?"
+    r"|(?P<other>alpha|dora_scale|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]))$"
+)
+SAME = {"lora_A": "down", "lora_B": "up", "lora_down": "down", "lora_up": "up", "lora_magnitude_vector": "magnitude"}
+SAME |= {"dora_scale": "magnitude"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module of a file belongs: a matrix of ours, or a third of one, and whether its halves change places."""
+
+    path: str
+    third: int | None = None
+    swapped: bool = False
+
+
+@cache
+def places() -> dict[str, Place]:
+    """Every name of every matrix, ours and the released folders', with `_` for `.`, and what it stands for."""
+    ours = [f"double_blocks.{i}.{name}" for i in range(BLOCKS) for name in DOUBLE]
+    ours += [f"single_blocks.{i}.{name}" for i in range(BLOCKS) for name in SINGLE] + list(OUTSIDE)
+    found = {path: Place(path) for path in ours}
+    for path in ours:
+        theirs = [name.removesuffix(".weight") for name in transformer_sources(f"{path}.weight")]
+        swapped = theirs == ["norm_out.linear"]
+        found |= {name: Place(path, i if len(theirs) == 3 else None, swapped) for i, name in enumerate(theirs)}
+    for i in range(BLOCKS):  # diffusers' names after it has fused the three
+        for fused, stream in (("to_qkv", "img"), ("to_added_qkv", "txt")):
+            found[f"transformer_blocks.{i}.attn.{fused}"] = Place(f"double_blocks.{i}.{stream}_attn.qkv")
+    return {name.replace(".", "_"): place for name, place in found.items()}
+
+
+def find_place(module: str) -> Place | None:
+    """The matrix that a file means by this name, in any spelling."""
+    name = re.sub(r"^sformer_blocks", "transformer_blocks", PREFIXES.sub("", module))
+    return places().get(name.replace(".", "_"))
+
+
+# ---------------------------------------------------------------- whose file it is
+
+SIGNS = {  # what only its names have
+    "FLUX.1": r"(img|txt)_mod[._]lin|single_blocks[._]\d+[._]modulation[._]lin|vector_in|ff\.net\.|ff_net_|proj_mlp|"
+    r"single_transformer_blocks[._]\d+[._](attn[._]to_[qkv]|norm)\b",
+    "FLUX.2 [dev]": r"guidance_in|guidance_embedder",
+    "Z-Image": r"(noise|context)_refiner|cap_embedder|(^|[._])layers[._]\d+[._](attention|feed_forward|adaLN)",
+    "Qwen-Image": r"transformer_blocks[._]\d+[._](img|txt)_(mod|mlp)[._]",
+    "Stable Diffusion": r"(down|up|mid|input|output|middle)_blocks?[._]",
+}
+WIDTHS = {3072: "klein 4B", 4096: "klein 9B", 6144: "FLUX.2 [dev]", 3840: "Z-Image"}
+
+
+def family(modules: Iterable[str], width: int | None) -> str | None:
+    """The model for which a file seems to be, by names that only one has, else by the width of its matrices."""
+    modules = list(modules)
+    for name, signs in SIGNS.items():
+        if any(re.search(signs, module) for module in modules):
+            return name
+    return WIDTHS.get(width)
+
+
+def some(names: Iterable[str], count: int = 3) -> str:
+    """The first names of a list, and how many more there are."""
+    names = list(names)
+    rest = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + rest
+
+
+# ---------------------------------------------------------------- a file
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter file, read and understood; it fits a model only when `changes` says so."""
+
+    name: str  # the file's, without its ending
+    path: Path
+    modules: dict[str, dict[str, mx.array]]  # name in the file → its tensors by part: "down", "up", "lokr_w1", …
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the matrices that read the stream, which is the width of the model."""
+        for module, parts in self.modules.items():
+            if find_place(module).path.endswith(("attn.qkv", "linear1", "mlp.0", "_modulation_img.lin")):
+                return columns(parts)
+        return None
+
+    @property
+    def family(self) -> str | None:
+        return family(self.modules, self.width)
+
+    def factor(self, module: str) -> float:
+        """alpha / r: from the tensor, else the header, else 1."""
+        parts = self.modules[module]
+        r = rank(parts)
+        if "alpha" in parts and r:
+            return parts["alpha"].item() / r
+        said = self.config if r else {}
+        alpha = pattern(said.get("alpha_pattern"), module, said.get("lora_alpha"))
+        if alpha is None:
+            return 1.0
+        return alpha / (math.sqrt(r) if said.get("use_rslora") else r)
+
+    @property
+    def config(self) -> dict:
+        """PEFT's words about the adapter, from the header: `r`, `lora_alpha`, …"""
+        try:
+            said = json.loads(self.metadata.get("lora_adapter_metadata", "{}"))
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise ValueError(f"{self.path}: its lora_adapter_metadata is damaged: write the adapter again.")
+        return {name.removeprefix("transformer."): value for name, value in said.items()}
+
+    @property
+    def kind(self) -> str:
+        """LoRA, DoRA, LoKr or LoHa; several if it mixes them."""
+        return " and ".join(sorted({kind_of(parts) for parts in self.modules.values()}))
+
+    def changes(self, net: Transformer) -> dict[str, nn.Module]:
+        """The changes of the matrices of this model, by path. ValueError if they do not all fit. Nothing is attached."""
+        layers, found = linear_layers(net), {}
+        if absent := [m for m in self.modules if find_place(m).path not in layers]:
+            raise ValueError(f"{self.path} changes blocks that this model does not have ({some(absent)}){self._hint()}.")
+        for module in self.modules:
+            place = find_place(module)
+            found.setdefault(place.path, {})[place.third] = self._change(module, place, layers[place.path])
+        for path, thirds in found.items():
+            if None in thirds and len(thirds) > 1:
+                raise ValueError(f"{self.path} changes {path} twice, as a whole and in thirds: write it again.")
+        return {path: thirds[None] if None in thirds else Rows(thirds, 3) for path, thirds in found.items()}
+
+    def _hint(self) -> str:
+        return f": it looks like an adapter for {self.family}" if self.family else ""
+
+    def _change(self, module: str, place: Place, layer: nn.Module) -> nn.Module:
+        """One module's tensors as a change of a matrix, or of a third of it."""
+        parts, w = self.modules[module], matrix_shape(layer)
+        rows, cols = (w[0] // 3 if place.third is not None else w[0]), w[1]
+        if (there := shape(parts)) != (rows, cols):
+            told = f"a change of {there[0]} × {there[1]}" if there else "tensors that do not go together"
+            sizes = ", ".join(f"{part} {tuple(a.shape)}" for part, a in parts.items() if a.ndim)
+            raise ValueError(
+                f"{self.path}: {module} is {told} ({sizes}) and the matrix here is {rows} × {cols}{self._hint()}."
+            )
+        if place.swapped:
+            parts = swap_rows(self.path, parts)
+        f = self.factor(module)
+        if "up" in parts:
+            low = LowRank(parts["down"], parts["up"], f)
+            if "magnitude" not in parts:
+                return low
+            whole = weight_of(layer)
+            return DoRA(low, parts["magnitude"], whole if place.third is None else mx.split(whole, 3)[place.third])
+        if "hada_w1_a" in parts:
+            return Hadamard(*(parts[f"hada_w{i}_{x}"] for i in "12" for x in "ab"), f)
+        return Kronecker(whole_factor(parts, "lokr_w1"), whole_factor(parts, "lokr_w2"), f)
+
+
+def pattern(patterns: dict | None, module: str, otherwise):
+    """PEFT's exceptions: the value whose name, a regular expression, ends the module's name."""
+    name = PREFIXES.sub("", module)
+    return next((v for k, v in (patterns or {}).items() if re.match(rf"(.*\.)?({k})$", name)), otherwise)
+
+
+def whole_factor(parts: dict[str, mx.array], name: str) -> mx.array:
+    """A factor of a LoKr, multiplied out if the file has it as a product of two."""
+    if name in parts:
+        return parts[name]
+    return parts[f"{name}_a"].astype(mx.float32) @ parts[f"{name}_b"].astype(mx.float32)
+
+
+def kind_of(parts: dict[str, mx.array]) -> str:
+    if "hada_w1_a" in parts:
+        return "LoHa"
+    if "up" not in parts:
+        return "LoKr"
+    return "DoRA" if "magnitude" in parts else "LoRA"
+
+
+def rank(parts: dict[str, mx.array]) -> int | None:
+    """The number that alpha is divided by; None for a LoKr with both factors whole, whose alpha means nothing."""
+    for name in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
+        if name in parts:
+            return parts[name].shape[0]
+    return None
+
+
+def shape(parts: dict[str, mx.array]) -> tuple[int, int] | None:
+    """Rows and columns of the change; None if its tensors do not fit each other."""
+    product = lambda a, b: (a.shape[0], b.shape[1]) if a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] else None
+    if "up" in parts:
+        found = product(parts["up"], parts["down"])
+        magnitude = parts.get("magnitude")
+        if magnitude is None or found is None:
+            return found
+        return found if magnitude.shape in ((found[0],), (found[0], 1), (1, found[1])) else None
+    if "hada_w1_a" in parts:
+        one, two = (product(parts[f"hada_w{i}_a"], parts[f"hada_w{i}_b"]) for i in "12")
+        return one if one == two else None
+    factors = []
+    for name in ("lokr_w1", "lokr_w2"):
+        if name in parts:
+            factors.append(parts[name].shape if parts[name].ndim == 2 else None)
+        else:
+            factors.append(product(parts[f"{name}_a"], parts[f"{name}_b"]))
+    if None in factors:
+        return None
+    return factors[0][0] * factors[1][0], factors[0][1] * factors[1][1]
+
+
+def columns(parts: dict[str, mx.array]) -> int | None:
+    if "down" in parts and parts["down"].ndim == 2:
+        return parts["down"].shape[1]
+    found = shape(parts)
+    return found[1] if found else None
+
+
+def swap_rows(path: Path, parts: dict[str, mx.array]) -> dict[str, mx.array]:
+    """The two halves of the change's rows in each other's place: only what has rows, never the side of the columns."""
+    upper = "lokr_w1" if "lokr_w1" in parts else "lokr_w1_a"
+    sides = [name for name in ("up", "hada_w1_a", "hada_w2_a", upper, "magnitude") if name in parts]
+    if "magnitude" in sides and parts["magnitude"].shape[0] == 1:
+        sides.remove("magnitude")  # one length per column
+    if any(parts[name].shape[0] % 2 for name in sides):
+        raise ValueError(f"{path}: the change of norm_out.linear has no two halves of rows, so it cannot be read.")
+    return parts | {name: swap_halves(parts[name]) for name in sides}
+
+
+def matrix_shape(layer: nn.Module) -> tuple[int, int]:
+    layer = getattr(layer, "layer", layer)
+    return layer.weight.shape if isinstance(layer, nn.Linear) else layer.packed.shape
+
+
+# ---------------------------------------------------------------- reading
+
+
+def open_adapter(path: str | Path) -> Adapter:
+    """Read an adapter file and understand every name in it, or say in a sentence why it cannot be one of klein's."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}: name an adapter, a .safetensors file.")
+    read_header(path)
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    modules, strangers = {}, []
+    for name, a in arrays.items():
+        found = PARTS.search(name)
+        if found is None:
+            strangers.append(name)
+            continue
+        part = found["low"] or found["other"]
+        modules.setdefault(name[: found.start()], {})[SAME.get(part, part)] = a
+    complain(path, arrays, modules, strangers)
+    for module, parts in modules.items():
+        check_whole(path, module, parts)
+    if bad := [m for m, parts in modules.items() if not all(mx.isfinite(a).all().item() for a in parts.values())]:
+        raise ValueError(f"{path} has numbers that are not finite ({some(bad)}): its training has failed.")
+    return Adapter(path.stem, path, modules, metadata)
+
+
+def complain(path: Path, arrays: dict, modules: dict, strangers: list[str]) -> None:
+    """Refuse a file with names that mean nothing here."""
+    if not modules:
+        what = "whole weights, not an adapter: it is for from_pretrained itself, or --model" if any(
+            name.endswith(".weight") for name in arrays) else "nothing of an adapter"  # fmt: skip
+        raise ValueError(f"{path} holds {what} ({some(arrays)}).")
+    if text := [name for name in modules if TEXT.match(name)]:
+        raise ValueError(
+            f"{path} changes a text encoder ({some(text)}), which no adapter of klein does: it is another model's."
+        )
+    unknown = [name for name in modules if find_place(name) is None]
+    if unknown or strangers:
+        who = family(list(modules) + strangers, None)
+        looks = f"it looks like an adapter for {who}" if who else "is it another model's?"
+        raise ValueError(f"{path} has names that klein does not know ({some(unknown + strangers)}): {looks}.")
+
+
+WHOLE = [  # what makes a complete change
+    {"down", "up"}, {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"},
+    *({*one, *two} for one in (["lokr_w1"], ["lokr_w1_a", "lokr_w1_b"]) for two in (["lokr_w2"], ["lokr_w2_a", "lokr_w2_b"])),
+]  # fmt: skip
+
+
+def check_whole(path: Path, module: str, parts: dict[str, mx.array]) -> None:
+    """Refuse half a pair, and two kinds of change in one."""
+    if set(parts) - {"alpha", "magnitude"} not in WHOLE or ("magnitude" in parts and "up" not in parts):
+        raise ValueError(f"{path}: {module} is not complete, it only has {', '.join(sorted(parts))}: get it anew.")
+    if "alpha" in parts and parts["alpha"].size != 1:
+        raise ValueError(f"{path}: the alpha of {module} is not one number.")
