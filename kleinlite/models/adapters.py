@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import read_header, swap_halves, transformer_sources
-from ..lora import DoRA, Hadamard, Kronecker, LowRank, Rows, linear_layers, weight_of
+from ..lora import DoRA, Hadamard, Kronecker, LowRank, Rows, linear_layers, matrix_shape, weight_of
 from ..transformer import Transformer
 
 # ---------------------------------------------------------------- names of modules
@@ -156,10 +158,12 @@ class Adapter:
         return " and ".join(sorted({kind_of(parts) for parts in self.modules.values()}))
 
     def changes(self, net: Transformer) -> dict[str, nn.Module]:
-        """The changes of the matrices of this model, by path. ValueError if they do not all fit. Nothing is attached."""
+        """The changes of this model's matrices, by path. ValueError if they do not all fit. Nothing is attached yet."""
         layers, found = linear_layers(net), {}
         if absent := [m for m in self.modules if find_place(m).path not in layers]:
-            raise ValueError(f"{self.path} changes blocks that this model does not have ({some(absent)}){self._hint()}.")
+            raise ValueError(
+                f"{self.path} changes blocks that this model does not have ({some(absent)}){self._hint()}."
+            )
         for module in self.modules:
             place = find_place(module)
             found.setdefault(place.path, {})[place.third] = self._change(module, place, layers[place.path])
@@ -265,19 +269,30 @@ def swap_rows(path: Path, parts: dict[str, mx.array]) -> dict[str, mx.array]:
     return parts | {name: swap_halves(parts[name]) for name in sides}
 
 
-def matrix_shape(layer: nn.Module) -> tuple[int, int]:
-    layer = getattr(layer, "layer", layer)
-    return layer.weight.shape if isinstance(layer, nn.Linear) else layer.packed.shape
-
-
 # ---------------------------------------------------------------- reading
 
 
+def bundled() -> dict[str, Path]:
+    """The adapters that come with nano, by name."""
+    folder = Path(str(files("kleinlite"))) / "nano" / "loras"
+    return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+
+
+def find_adapter(name: str | Path) -> Path:
+    return Path(name) if Path(name).exists() else bundled().get(str(name), Path(name))
+
+
 def open_adapter(path: str | Path) -> Adapter:
-    """Read an adapter file and understand every name in it, or say in a sentence why it cannot be one of klein's."""
-    path = Path(path)
+    """Read an adapter file and understand every name in it, or say in a sentence why it cannot be one of klein's.
+
+    path: a file, or the name of an adapter that comes with nano: "cross", "neon".
+    """
+    path = find_adapter(path)
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}: name an adapter, a .safetensors file.")
+        known = ", ".join(bundled())
+        raise FileNotFoundError(
+            f"There is no file {path}: name a .safetensors file, or one that comes with nano: {known}."
+        )
     read_header(path)
     arrays, metadata = mx.load(str(path), return_metadata=True)
     modules, strangers = {}, []
@@ -315,7 +330,8 @@ def complain(path: Path, arrays: dict, modules: dict, strangers: list[str]) -> N
 
 WHOLE = [  # what makes a complete change
     {"down", "up"}, {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"},
-    *({*one, *two} for one in (["lokr_w1"], ["lokr_w1_a", "lokr_w1_b"]) for two in (["lokr_w2"], ["lokr_w2_a", "lokr_w2_b"])),
+    {"lokr_w1", "lokr_w2"}, {"lokr_w1", "lokr_w2_a", "lokr_w2_b"}, {"lokr_w1_a", "lokr_w1_b", "lokr_w2"},
+    {"lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b"},
 ]  # fmt: skip
 
 
@@ -325,3 +341,51 @@ def check_whole(path: Path, module: str, parts: dict[str, mx.array]) -> None:
         raise ValueError(f"{path}: {module} is not complete, it only has {', '.join(sorted(parts))}: get it anew.")
     if "alpha" in parts and parts["alpha"].size != 1:
         raise ValueError(f"{path}: the alpha of {module} is not one number.")
+
+
+# ---------------------------------------------------------------- writing
+
+
+LAYOUTS = ("diffusers", "comfy")
+
+
+def write_adapter(
+    path: str | Path, changes: dict[str, LowRank], *, layout: str = "diffusers", dtype: mx.Dtype = mx.bfloat16,
+    trained: dict | None = None,
+) -> None:  # fmt: skip
+    """Write low-rank changes of our matrices, by path, as an adapter file; in one move.
+
+    layout: "diffusers", whose loader (and ours) takes alpha from the header; or "comfy", in the names that ComfyUI
+    reads and with B already scaled, since it does not look there. trained: what the header shall say of the training.
+    """
+    path, tensors, alphas, ranks = Path(path), {}, {}, {}
+    for ours, change in changes.items():
+        theirs = [name.removesuffix(".weight") for name in transformer_sources(f"{ours}.weight")]
+        b = swap_halves(change.b) if theirs == ["norm_out.linear"] and layout == "diffusers" else change.b
+        if layout == "comfy":
+            theirs, b = [ours], change._factor * b
+        for name, third in zip(theirs, mx.split(b, len(theirs))):
+            name = f"transformer.{name}" if layout == "diffusers" else f"diffusion_model.{name}"
+            tensors |= {f"{name}.lora_A.weight": change.a.astype(dtype), f"{name}.lora_B.weight": third.astype(dtype)}
+            ranks[name], alphas[name] = len(change.a), change._factor * len(change.a)
+    metadata = {"format": "pt", "kleinlite": json.dumps(trained or {})}
+    if layout == "diffusers":
+        metadata["lora_adapter_metadata"] = json.dumps(peft_config(ranks, alphas))
+    partial = path.with_name(f".{path.stem}.partial.safetensors")
+    try:
+        mx.save_safetensors(str(partial), tensors, metadata)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def peft_config(ranks: dict[str, int], alphas: dict[str, float]) -> dict:
+    """What PEFT needs to know to build the same adapter, in the words of its LoraConfig."""
+    names = {name.removeprefix("transformer."): name for name in ranks}
+    r, alpha = max(ranks.values()), max(alphas.values())
+    said = {
+        "r": r, "lora_alpha": alpha, "target_modules": sorted(names),
+        "rank_pattern": {name: ranks[full] for name, full in names.items() if ranks[full] != r},
+        "alpha_pattern": {name: alphas[full] for name, full in names.items() if alphas[full] != alpha},
+    }  # fmt: skip
+    return {f"transformer.{name}": value for name, value in said.items()}
