@@ -72,6 +72,17 @@ def quantization(text: str) -> int | str:
     return int(text) if text.isdigit() else text  # `find_packing` knows what there is
 
 
+def lora(text: str) -> tuple[str, float]:
+    """FILE or FILE:SCALE"""
+    file, colon, scale = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return text, 1.0
+    try:
+        return file, float(scale)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{scale!r} in {text!r} is not a scale, a number such as 0.7") from None
+
+
 def make_parser() -> Parser:
     parser = Parser(prog="kleinlite", description="Draw pictures with FLUX.2 [klein], built from scratch in MLX.")
     parser.add_argument("--version", action="version", version=f"kleinlite {__version__}")
@@ -93,6 +104,8 @@ def make_parser() -> Parser:
     add("--seed", type=whole, metavar="N", help="the same seed draws the same picture (default: a random one)")
     add("--quantize", type=quantization, metavar="Q", help=f"weights in fewer bits: {QUANTIZE} (default: as they are)")
     add("--image", nargs="+", action="extend", metavar="REF", help="pictures to edit or to combine")
+    loras = "adapters to add, each with its strength if not 1: style.safetensors:0.7; or cross, outlined for nano"
+    add("--lora", nargs="+", action="extend", type=lora, metavar="FILE[:SCALE]", help=loras)
     like = "draw again what this picture says about itself; other options override, and another --model brings "
     add("--like", metavar="FILE", help=like + "its own steps and guidance")
     output = "a .png file, replaced if there is one (default: a new file here, named after prompt and seed)"
@@ -112,8 +125,9 @@ def make_parser() -> Parser:
     add("--offline", action="store_true", help="download nothing, and ask no network")
     command("train", train, stages.ABOUT)
     stages.add_arguments(commands.choices["train"])
-    add = command("info", info, "show what made a picture or, without a file, the versions for a bug report")
-    add("file", nargs="?", metavar="FILE", help="a picture that kleinlite wrote")
+    about = "show what made a picture, what an adapter changes or, without a file, the versions for a bug report"
+    add = command("info", info, about)
+    add("file", nargs="?", metavar="FILE", help="a picture that kleinlite wrote, or an adapter")
     return parser
 
 
@@ -163,8 +177,9 @@ def check_folder(folder: Path) -> None:
 # ---------------------------------------------------------------- generate
 
 
-def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
-    """The model's name, its quantization and `check_request`'s arguments: what was typed, else what --like says."""
+def choose(args: argparse.Namespace) -> tuple[str, dict, dict]:
+    """The model's name, how to open it, and `check_request`'s arguments: what was typed, else what --like says."""
+    from .drawing.loras import find_remembered
     from .drawing.picture_file import read_metadata
 
     if args.model is not None and not args.model.strip():
@@ -190,7 +205,10 @@ def choose(args: argparse.Namespace) -> tuple[str, int | str | None, dict]:
     width, height = args.size or (like.get("width"), like.get("height"))
     return (
         model,
-        pick("quantize", args.quantize),
+        {
+            "quantize": pick("quantize", args.quantize),
+            "loras": find_remembered(like, args.like) if args.lora is None else args.lora,
+        },
         {
             "prompt": prompt,
             "references": [open_reference(path) for path in args.image or ()],
@@ -222,27 +240,34 @@ def fetch(model: str, offline: bool) -> None:
 
 
 def generate(args: argparse.Namespace) -> None:
+    from .drawing.loras import Loras
     from .drawing.memory_check import check_memory, plan_released
     from .drawing.picture_file import save_picture
     from .drawing.request import check_request
+    from .models.adapters import open_adapter
+    from .models.configs import RELEASED_CONFIGS
     from .models.download import find_cached
     from .models.formats import find_packing
     from .models.opening import ModelInfo
     from .models.registry import find_released
     from .pipeline import Klein
 
-    model, quantize, arguments = choose(args)
+    model, settings, arguments = choose(args)
+    quantize = settings["quantize"]
     # What can be found before gigabytes are fetched. The model's own files have the last word, below.
     released = find_released(model)
     request = check_request(ModelInfo(model, bool(released and released.distilled), size=1024, tokens=512), **arguments)
     prompt, seed = request.prompts[0], request.seeds[0]
     find_packing(quantize)
     check_output(args.output or new_name(prompt, seed))
+    loras = Loras(RELEASED_CONFIGS[released.size.name][0]) if released else None
+    for file, scale in settings["loras"]:
+        open_adapter(file) if loras is None else loras.add(file, scale)
     if released and not find_cached(model):
         plan = lambda setting: plan_released(model, width=request.width, height=request.height, quantize=setting)
         check_memory(plan(quantize), {} if quantize else {bits: plan(bits) for bits in (8, 6, 5, 4, 3)})
     fetch(model, args.offline)
-    klein = Klein.from_pretrained(model, quantize=quantize)
+    klein = Klein.from_pretrained(model, **settings)
     request = check_request(klein.info, **arguments | {"seed": seed})
     klein.check_memory(request)
     start = time.perf_counter()
@@ -251,6 +276,7 @@ def generate(args: argparse.Namespace) -> None:
     path = args.output or new_name(prompt, seed)
     save_picture(picture, path)
     name = model if quantize is None else f"{model} in {in_words(quantize)}"
+    name += "".join(f" + {lora} × {scale:g}" for lora, scale in klein.loras.items())
     print(printable(f"{path}: {picture.width}x{picture.height}, {name}, seed {seed}, {seconds:.1f} s"))
 
 
@@ -264,7 +290,10 @@ def in_words(quantize: int | str) -> str:
 def info(args: argparse.Namespace) -> None:
     if args.file is not None:
         from .drawing.picture_file import read_metadata
+        from .models.adapters import describe as describe_adapter, find_adapter, open_adapter
 
+        if find_adapter(args.file).suffix == ".safetensors":
+            return show(describe_adapter(open_adapter(args.file)))
         return show(read_metadata(args.file))
     import mlx.core as mx
 

@@ -28,6 +28,7 @@ class DiffusionPipeline(Parts):
     def from_pretrained(
         cls, name: str | Path = "nano", *, quantize: int | str | None = None, dtype: mx.Dtype | None = None,
         parts: str | Path | dict[str, str | Path] | None = None, keep_loaded: bool = False,
+        loras: Sequence[str | Path | tuple[str | Path, float]] = (),
     ) -> DiffusionPipeline:  # fmt: skip
         """A bundled model ("nano", "nano-base"), a released one ("4b", …), a hub repository, or a local folder or file.
 
@@ -35,10 +36,13 @@ class DiffusionPipeline(Parts):
         dtype: how the transformer and the text encoder compute; bfloat16 on a GPU, float32 on a CPU if not given.
         parts: the model that has a single file's other parts; or parts to replace, such as {"vae": "small-decoder"}.
         keep_loaded: keep the text encoder in memory between prompts.
+        loras: adapter files, each with a scale if not 1: ["dog.safetensors", ("style.safetensors", 0.7)]; see `loras`.
         """
         check_loading(name, quantize, dtype, parts)
         dtype = dtype or compute_dtype()
-        return in_turn(lambda: cls(open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts), keep_loaded))
+        klein = in_turn(lambda: cls(open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts), keep_loaded))
+        klein.loras.add_all(loras)
+        return klein
 
     def __call__(
         self, prompt: str | Sequence[str], *, images: Sequence[Image.Image] = (), width: int | None = None,
@@ -75,9 +79,11 @@ class DiffusionPipeline(Parts):
         for step in self.run(request, progress):
             last = step
         pictures = last.preview()  # nothing is left to expect: it is the picture itself
-        quantized = next(({"quantize": q} for q, p in PACKINGS.items() if p == self.checkpoint.packing), {})
+        more = next(({"quantize": q} for q, p in PACKINGS.items() if p == self.checkpoint.packing), {})
+        if self.loras:
+            more = more | {"loras": self.loras.metadata()}
         for i, picture in enumerate(pictures if request.batched else [pictures]):
-            picture.info["kleinlite"] = request.metadata(i) | quantized
+            picture.info["kleinlite"] = request.metadata(i) | more
         return pictures
 
     def run(self, request: Request, progress: bool = True) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from ..models.opening import Checkpoint
 from ..quantisation import PACKINGS
 from ..text_encoder import TextEncoder, tokenize
 from ..transformer import Transformer
+from .loras import Loras
 from .memory_check import all_parts_fit, bits_per_weight, check_memory, plan_checkpoint
 from .request import Request, check_prompts
 from .thread import in_turn
@@ -22,7 +23,7 @@ __all__ = ["Parts"]
 
 
 class Parts:
-    """The parts of one model: `loaded` has those that are in memory, by name.
+    """The parts of one model: `loaded` has those that are in memory, by name; `loras` its adapters and their scales.
 
     A part that you have asked for as an attribute, such as `klein.text_encoder`, is pinned: it stays as it is, with
     what you change in it.
@@ -33,6 +34,7 @@ class Parts:
         self.bits = in_turn(bits_per_weight, checkpoint)
         in_turn(plan_checkpoint, checkpoint, width=16, height=16, bits=self.bits)  # counts the weights, once for all
         self.loaded: dict[str, nn.Module | Tokenizer] = {}
+        self.loras = Loras(checkpoint.parts["transformer"][0])
         self._pinned: set[str] = set()
         self._features: dict[tuple[str, ...], mx.array] = {}  # of the last prompts
 
@@ -40,12 +42,20 @@ class Parts:
         """The tokenizer, text_encoder, transformer or autoencoder, read from its files if it is not in memory."""
         part = self.loaded.get(name)
         if part is None:
-            part = self.loaded[name] = in_turn(getattr(self.checkpoint, f"load_{name}"))
+            part = self.loaded[name] = in_turn(self._load, name)
+        return part
+
+    def _load(self, name: str) -> nn.Module | Tokenizer:
+        part = getattr(self.checkpoint, f"load_{name}")()
+        if name == "transformer":
+            self.loras.attach_to(part)
         return part
 
     def release(self, name: str) -> None:
         """Take a part out of memory, unless it is pinned or `keep_loaded` says that all parts stay."""
         if not self.keep_loaded and name not in self._pinned and self.loaded.pop(name, None):
+            if name == "transformer":
+                self.loras.release()
             mx.clear_cache()  # MLX keeps freed memory for itself; this hands it back
 
     def _pin(self, name: str) -> nn.Module | Tokenizer:
@@ -82,7 +92,8 @@ class Parts:
         """What a request takes, as the parts are loaded here or in so many bits per weight."""
         references = sum(gh * gw for gh, gw in request.reference_grids)
         size = {"width": request.width, "height": request.height, "b": len(request.prompts), "references": references}
-        return plan_checkpoint(self.checkpoint, bits=bits or self.bits, **size)
+        plan = plan_checkpoint(self.checkpoint, bits=bits or self.bits, **size)
+        return plan._replace(transformer=plan.transformer + self.loras.nbytes)
 
     def check_memory(self, request: Request) -> None:
         """Refuse a request that this machine cannot hold with a MemoryError that names what would fit."""

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 __all__ = ["open_picture", "to_rgb", "save_picture", "picture_info", "read_metadata"]
 
-# What a picture of ours remembers, see `Request.metadata`; and perhaps "quantize".
+# What a picture of ours remembers, see `Request.metadata`; and perhaps "quantize" and "loras".
 REMEMBERED = {"model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float)}
 REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references": int}
 
@@ -116,6 +116,15 @@ def read_metadata(path: str | Path) -> dict:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     complete = all(isinstance(made.get(name), kind) for name, kind in REMEMBERED.items())
+    loras = made.get("loras", [])
+    complete = complete and isinstance(loras, list) and all(map(is_lora, loras))
     if not complete or not isinstance(made.get("quantize", ""), (int, str)):
         raise ValueError(f"{path}: what it says about itself is damaged: give the prompt and the options instead.")
     return made
+
+
+def is_lora(found: object) -> bool:
+    """Whether this is what `Loras.metadata` says of one adapter: a file's name, which leads to no other folder."""
+    kinds = {"file": str, "scale": (int, float), "sha256": str}
+    right = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
+    return right and Path(found["file"]).name == found["file"]

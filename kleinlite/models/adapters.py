@@ -19,9 +19,11 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints import read_header, swap_halves, transformer_sources
+from ..checkpoints import rename, swap_halves
 from ..lora import DoRA, Hadamard, Kronecker, LowRank, Rows, linear_layers, matrix_shape, weight_of
 from ..transformer import Transformer
+from .files import check_weights_file
+from .names import TRANSFORMER_NAMES
 
 # ---------------------------------------------------------------- names of modules
 
@@ -61,7 +63,7 @@ def places() -> dict[str, Place]:
     ours += [f"single_blocks.{i}.{name}" for i in range(BLOCKS) for name in SINGLE] + list(OUTSIDE)
     found = {path: Place(path) for path in ours}
     for path in ours:
-        theirs = [name.removesuffix(".weight") for name in transformer_sources(f"{path}.weight")]
+        theirs = [name.removesuffix(".weight") for name in rename(f"{path}.weight", TRANSFORMER_NAMES)]
         swapped = theirs == ["norm_out.linear"]
         found |= {name: Place(path, i if len(theirs) == 3 else None, swapped) for i, name in enumerate(theirs)}
     for i in range(BLOCKS):  # diffusers' names after it has fused the three
@@ -118,6 +120,11 @@ class Adapter:
     metadata: dict[str, str] = field(default_factory=dict)
 
     @property
+    def source(self) -> str:
+        """What to call it by: the name of a bundled one, else the file's."""
+        return self.name if bundled().get(self.name) == self.path else self.path.name
+
+    @property
     def width(self) -> int | None:
         """Columns of the matrices that read the stream, which is the width of the model."""
         for module, parts in self.modules.items():
@@ -151,6 +158,16 @@ class Adapter:
         if not isinstance(said, dict):
             raise ValueError(f"{self.path}: its lora_adapter_metadata is damaged: write the adapter again.")
         return {name.removeprefix("transformer."): value for name, value in said.items()}
+
+    @property
+    def trained_on(self) -> str | None:
+        """The model on which it was trained, if the header says so, in its own words."""
+        try:
+            ours = json.loads(self.metadata.get("kleinlite", "{}")).get("model")
+        except (ValueError, AttributeError):
+            ours = None
+        names = ("ss_base_model_version", "modelspec.architecture", "model")
+        return ours or next((self.metadata[name] for name in names if name in self.metadata), None)
 
     @property
     def kind(self) -> str:
@@ -197,6 +214,32 @@ class Adapter:
         if "hada_w1_a" in parts:
             return Hadamard(*(parts[f"hada_w{i}_{x}"] for i in "12" for x in "ab"), f)
         return Kronecker(whole_factor(parts, "lokr_w1"), whole_factor(parts, "lokr_w2"), f)
+
+
+def describe(adapter: Adapter) -> dict[str, str]:
+    """What an adapter is, and what it would change, in words."""
+    by_kind, blocks, matrices = {}, {"double": set(), "single": set()}, set()
+    for module in adapter.modules:
+        path = find_place(module).path
+        stream, number = re.match(r"(?:(double|single)_blocks\.(\d+)\.)?", path).groups()
+        if stream:
+            blocks[stream].add(int(number))
+        matrices.add(path)
+        by_kind.setdefault(re.sub(r"blocks\.\d+\.", "blocks.", path), []).append(path)
+    ranks = sorted({r for parts in adapter.modules.values() if (r := rank(parts))})
+    factors = sorted({adapter.factor(module) for module in adapter.modules})
+    numbers = sum(a.size for parts in adapter.modules.values() for a in parts.values())
+    return {
+        "adapter": str(adapter.path),
+        "kind": adapter.kind,
+        "for": adapter.family or f"a model {adapter.width} wide" if adapter.width else "unknown",
+        "rank": ", ".join(map(str, ranks)) or "none",
+        "alpha / rank": ", ".join(f"{f:g}" for f in factors),
+        "trained on": adapter.trained_on or "not said",
+        "changes": f"{len(matrices)} matrices, by {numbers:,} numbers",
+        **{f"{name} blocks": ", ".join(map(str, sorted(found))) for name, found in blocks.items() if found},
+        "matrices": ", ".join(f"{name} ({len(set(paths))})" for name, paths in by_kind.items()),
+    }
 
 
 def pattern(patterns: dict | None, module: str, otherwise):
@@ -293,10 +336,10 @@ def open_adapter(path: str | Path) -> Adapter:
         raise FileNotFoundError(
             f"There is no file {path}: name a .safetensors file, or one that comes with nano: {known}."
         )
-    read_header(path)
+    check_weights_file(path)
     arrays, metadata = mx.load(str(path), return_metadata=True)
     modules, strangers = {}, []
-    for name, a in arrays.items():
+    for name, a in sorted(arrays.items()):
         found = PARTS.search(name)
         if found is None:
             strangers.append(name)
@@ -360,7 +403,7 @@ def write_adapter(
     """
     path, tensors, alphas, ranks = Path(path), {}, {}, {}
     for ours, change in changes.items():
-        theirs = [name.removesuffix(".weight") for name in transformer_sources(f"{ours}.weight")]
+        theirs = [name.removesuffix(".weight") for name in rename(f"{ours}.weight", TRANSFORMER_NAMES)]
         b = swap_halves(change.b) if theirs == ["norm_out.linear"] and layout == "diffusers" else change.b
         if layout == "comfy":
             theirs, b = [ours], change._factor * b

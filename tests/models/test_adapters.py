@@ -10,7 +10,6 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from kleinlite.checkpoints import load_part, transformer_sources
 from kleinlite.lora import (
     Adapted,
     LowRank,
@@ -23,7 +22,9 @@ from kleinlite.lora import (
     velocity_loss,
 )
 from kleinlite.models.adapters import bundled, find_place, open_adapter, places, write_adapter
-from kleinlite.models.configs import transformer_config
+from kleinlite.models.configs import parse_transformer_config
+from kleinlite.models.names import TRANSFORMER_NAMES
+from kleinlite.models.opening import load_part
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantisation import PACKINGS, quantize
 from kleinlite.sampling import euler
@@ -48,8 +49,8 @@ class Golden:
         if not FOLDER.is_dir():
             pytest.skip("needs the larger golden pipelines: set KLEINLITE_GOLDEN to the folder that holds them")
         config = json.loads((tiny / "pipeline" / "transformer" / "config.json").read_text())
-        self.net = Transformer(transformer_config(config))
-        load_part(self.net, tiny / "pipeline" / "transformer", transformer_sources, mx.float32)
+        self.net = Transformer(parse_transformer_config(config))
+        load_part(self.net, tiny / "pipeline" / "transformer", TRANSFORMER_NAMES, mx.float32)
         given = mx.load(str(tiny / "expected.safetensors"))
         self.txt, self.noise, self.sigmas = given["prompt0.embeds"], given["t2i.noise"], given["t2i.sigmas"].tolist()
         self.rope = self.net.rope(image_ids(4, 6), text_ids(512))
