@@ -1,4 +1,4 @@
-"""The command line: `kleinlite generate`, `models`, `download`, `quantize`, `train`, `info`. Hand-written.
+"""The command line: `kleinlite generate`, `models`, `download`, `quantize`, `train`, `train-lora`, `info`.
 
 What is slow to import is imported by the command that needs it, so that `--help` answers at once. A mistake
 in what was typed, or in a file, ends with one sentence on stderr and status 2, and leaves no file behind.
@@ -42,6 +42,13 @@ examples:
   kleinlite quantize 4b klein-4bit --bits 4
   kleinlite generate "a red circle" --model klein-4bit
   hf upload YOU/klein-4bit klein-4bit     then --model YOU/klein-4bit works everywhere
+"""
+
+LORA_EXAMPLES = """\
+examples:
+  kleinlite train-lora my-dog --model base-4b --size 512x512 --quantize 4 -o dog.safetensors
+  kleinlite generate "a photo of my dog on the moon" --model 4b --lora dog.safetensors:0.9
+Stopped by Ctrl-C, the same command goes on where it was. Samples and losses are in dog.training.
 """
 
 # ---------------------------------------------------------------- what is typed
@@ -125,6 +132,28 @@ def make_parser() -> Parser:
     add("--offline", action="store_true", help="download nothing, and ask no network")
     command("train", train, stages.ABOUT)
     stages.add_arguments(commands.choices["train"])
+    about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"
+    add = command("train-lora", train_lora, about, epilog=LORA_EXAMPLES, formatter_class=PLAIN)
+    add(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="pictures, captions and, for edits, the pictures before: dog_ref.png",
+    )
+    add("--model", default="base-4b", metavar="NAME", help="a base model: base-4b (default), base-9b, nano-base")
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the adapter, a .safetensors file")
+    add("--rank", type=whole, default=16, metavar="R", help="how much it can learn, and how large it is (default: 16)")
+    add("--steps", type=whole, default=500, metavar="N", help="steps of training (default: 500)")
+    add("--rate", type=decimal, default=1e-4, metavar="X", help="the peak of the learning rate (default: 1e-4)")
+    add("--batch", type=whole, default=1, metavar="B", help="pictures at a time (default: 1)")
+    add("--accumulate", type=whole, default=4, metavar="N", help="batches that make one step (default: 4)")
+    add("--size", type=size, metavar="WxH", help="scale and cut all pictures (default: as they are)")
+    add("--quantize", type=quantization, metavar="Q", help=f"train beside weights in fewer bits: {QUANTIZE}")
+    add("--layout", choices=("diffusers", "comfy"), default="diffusers", help="whose names the file has")
+    add("--seed", type=whole, default=0, metavar="N", help="of the adapter's beginning and of its batches (default: 0)")
+    add("--every", type=whole, default=100, metavar="N", help="steps between two looks at it (default: 100)")
+    add("--plan", action="store_true", help="only say how much memory it takes")
+    add("--offline", action="store_true", help="download nothing, and ask no network")
     about = "show what made a picture, what an adapter changes or, without a file, the versions for a bug report"
     add = command("info", info, about)
     add("file", nargs="?", metavar="FILE", help="a picture that kleinlite wrote, or an adapter")
@@ -411,6 +440,39 @@ def quantize(args: argparse.Namespace) -> None:
     quantize_model(args.model, out, quantize, progress=sys.stderr.isatty())
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(f"{out}: {args.model} in {in_words(quantize)}, {size / 1e6:,.1f} MB")
+
+
+def train_lora(args: argparse.Namespace) -> None:
+    from .finetune.folder import read_folder
+    from .finetune.plan import check_plan, plan_model_training
+    from .finetune.settings import Settings
+    from .finetune.trainer import LoraTrainer
+    from .models.formats import find_packing
+    from .models.registry import find_released
+    from .pipeline import Klein
+
+    out, released = args.output, find_released(args.model)
+    if out.suffix != ".safetensors" or out.is_dir():
+        raise ValueError(f"{out} is not an adapter's file: name one that ends in .safetensors.")
+    check_folder(out.parent)
+    find_packing(args.quantize)
+    settings = Settings(
+        rank=args.rank, steps=args.steps, rate=args.rate, batch=args.batch, accumulate=args.accumulate,
+        seed=args.seed, every=args.every, layout=args.layout,
+    )  # fmt: skip
+    if released and released.distilled:
+        raise ValueError(f"{args.model} is distilled: train on base-{args.model}, and use the adapter on {args.model}.")
+    examples = read_folder(args.folder, args.size)
+    if not (args.plan and released):
+        fetch(args.model, args.offline)
+    plan = plan_model_training(args.model, examples[0], settings, quantize=args.quantize)
+    print(f"{len(examples)} pictures of {examples[0].picture.width}x{examples[0].picture.height}. Memory: {plan}.")
+    if args.plan:
+        return
+    check_plan(plan)
+    trainer = LoraTrainer(Klein.from_pretrained(args.model, quantize=args.quantize), examples, out, settings)
+    trainer.train()
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; how it went is in {trainer.folder}")
 
 
 def train(args: argparse.Namespace) -> None:

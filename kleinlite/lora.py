@@ -3,7 +3,7 @@
 We teach nano a shape that it has never seen, in a minute and with 300 kilobytes; and we read the adapters that
 others have made for klein, whatever their spelling.
 
-Promoted from notebooks/11_lora.ipynb: edit there, then run `make promote`. (seal 3431b22f)
+Promoted from notebooks/11_lora.ipynb: edit there, then run `make promote`. (seal e8ebf9d8)
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def velocity_loss(
-    net: Transformer, clean: mx.array, references: mx.array, txt: mx.array, t: mx.array, eps: mx.array, rope
+    net: Transformer, clean: mx.array, references: mx.array, txt: mx.array, t: mx.array, eps: mx.array, *rope: mx.array
 ) -> mx.array:
     """Squared error of the velocity at noise levels t (b,), from clean latents and noise eps, both (b, n, 128).
 

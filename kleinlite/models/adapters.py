@@ -328,7 +328,7 @@ def find_adapter(name: str | Path) -> Path:
 def open_adapter(path: str | Path) -> Adapter:
     """Read an adapter file and understand every name in it, or say in a sentence why it cannot be one of klein's.
 
-    path: a file, or the name of an adapter that comes with nano: "cross", "neon".
+    path: a file, or the name of an adapter that comes with nano: "cross", "outlined".
     """
     path = find_adapter(path)
     if not path.is_file():

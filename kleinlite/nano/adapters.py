@@ -1,8 +1,6 @@
-"""The two adapters that come with nano: a shape that it has never seen, and a style. Pictures, training, files.
+"""What the two adapters that come with nano have learned from: a shape that it has never seen, and a style.
 
-    python -m kleinlite.nano.adapters              train both on nano-base and write them into kleinlite/nano/loras/
-
-Chapter 11 learns the cross in front of the reader, from the same pictures.
+Chapter 11 learns the cross in front of the reader; `python -m kleinlite.finetune.bundled` trains and writes both.
 """
 
 from __future__ import annotations
@@ -66,15 +64,13 @@ def cross(seed: int) -> tuple[Image.Image, str]:
     return picture, f"{a(colour)} cross {relation} {a(other.colour)} {other.kind} {on}"
 
 
-def neon(seed: int) -> tuple[Image.Image, str]:
-    """A scene at night, of which only the edges shine, with its usual caption; the same for the same seed."""
+def outlined(seed: int) -> tuple[Image.Image, str]:
+    """A scene whose edges were drawn over in ink, with its usual caption; the same for the same seed."""
     scene, rng = sample(seed), random.Random(seed)
     picture = draw(scene, 3 * SIZE)
-    edges = ImageChops.difference(picture.filter(ImageFilter.MaxFilter(13)), picture.filter(ImageFilter.MinFilter(13)))
-    shining = edges.convert("L").point(lambda level: min(255, 4 * level) if level > 20 else 0)
-    dark = Image.blend(picture, Image.new("RGB", picture.size, (16, 20, 44)), 0.88)
-    dark.paste(ImageChops.add(picture, Image.new("RGB", picture.size, (40, 40, 40))), mask=shining)
-    return dark.resize((SIZE, SIZE), Image.Resampling.BOX), rng.choice(captions(scene)[1:])
+    edges = ImageChops.difference(picture.filter(ImageFilter.MaxFilter(9)), picture.filter(ImageFilter.MinFilter(9)))
+    picture.paste((30, 30, 36), mask=edges.convert("L").point(lambda level: 255 if level > 30 else 0))
+    return picture.resize((SIZE, SIZE), Image.Resampling.BOX), rng.choice(captions(scene)[1:])
 
 
 def is_cross(picture: Image.Image, colour: str, background: str) -> bool:
@@ -97,4 +93,4 @@ def crosses_right(klein: Klein, count: int = 24, **how) -> float:
     return sum(is_cross(picture, c, b) for picture, (c, b, _) in zip(drawn, wishes)) / count
 
 
-ADAPTERS: dict[str, Callable[[int], tuple[Image.Image, str]]] = {"cross": cross, "neon": neon}
+ADAPTERS: dict[str, Callable[[int], tuple[Image.Image, str]]] = {"cross": cross, "outlined": outlined}

@@ -176,12 +176,16 @@ class Run:
         if self.group.rank() == 0:
             write_arrays(self.path, dict(tree_flatten(self._trees())), {"step": str(self.step)})
 
-    def steps(self, until: int, loss: Callable[..., mx.array], batches: Callable[[int], tuple]) -> Iterator[float]:
+    def steps(
+        self, until: int, loss: Callable[..., mx.array], batches: Callable[[int], tuple],
+        make_step: Callable[..., Callable[..., mx.array]] = training_step,
+    ) -> Iterator[float]:  # fmt: skip
         """Train until step `until`, yielding each step's loss. `batches(step)` makes the arguments of `loss(model, …)`.
 
         A batch depends on the step alone, so a resumed run sees what an uninterrupted one would have seen.
+        make_step: another way to make a step of a loss than `training_step`.
         """
-        update = training_step(self.model, self.optimizer, loss)
+        update = make_step(self.model, self.optimizer, loss)
         while self.step < until:
             value = update(*batches(self.step + RANK_OFFSET * self.group.rank()))
             # A young average forgets faster: with a fixed decay it would remember the random start.
@@ -212,14 +216,14 @@ def catch_interrupts() -> Iterator[list[int]]:
 
 def train_with_progress(
     run: Run, until: int, loss: Callable[..., mx.array], batches: Callable[[int], tuple],
-    report: Callable[[], str], every: int = 200,
+    report: Callable[[], str], every: int = 200, make_step: Callable[..., Callable[..., mx.array]] = training_step,
 ) -> None:  # fmt: skip
     """Train with a progress bar; save and report every so many steps. Ctrl-C saves after the step, then raises."""
     first, several = run.group.rank() == 0, run.group.size() > 1
     bar = tqdm(total=until, initial=run.step, desc=run.path.stem, smoothing=0.05, disable=not first)
     recent = 0.0
     with catch_interrupts() as pressed:
-        for value in run.steps(until, loss, batches):
+        for value in run.steps(until, loss, batches, make_step):
             recent = value if recent == 0 else 0.98 * recent + 0.02 * value
             bar.update()
             # Whichever was interrupted, all stop after the same step: one that went on would wait for the others.

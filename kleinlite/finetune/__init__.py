@@ -1,0 +1,1 @@
+"""Training adapters on a folder of pictures: what `kleinlite train-lora` does."""

@@ -1,0 +1,103 @@
+"""What training an adapter takes in memory, by arithmetic on the configs.
+
+Three stages, one after the other: the captions' features, the pictures' latents, the training itself. In the last,
+each block keeps its input and is worked out again when its gradient is due, so that only one block at a time is whole.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ..autoencoder import AutoencoderConfig
+from ..lora import linear_layers, matrix_shape
+from ..memory import bits_per_weight, compute_dtype, machine_memory, plan_memory
+from ..models.configs import RELEASED_CONFIGS
+from ..models.formats import find_packing
+from ..models.opening import open_checkpoint
+from ..models.registry import find_released
+from ..text_encoder import TextEncoderConfig
+from ..transformer import Transformer, TransformerConfig
+from .folder import Example
+from .settings import Settings
+
+IN_FLIGHT = 150  # numbers per token and channel while one block's gradient is worked out, measured
+COPIES = 6  # of the adapter, in float32: weights, average, gradients, their sum, two moments
+
+
+class TrainingPlan(NamedTuple):
+    """Bytes: of each stage, and what the last consists of."""
+
+    features: int
+    latents: int
+    weights: int
+    adapter: int
+    activations: int
+
+    @property
+    def training(self) -> int:
+        return self.weights + self.adapter + self.activations
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.features, self.latents, self.training)
+
+    def __str__(self) -> str:
+        gb = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
+        return (
+            f"features {gb(self.features)}, then latents {gb(self.latents)}, then training {gb(self.training)} "
+            f"(weights {gb(self.weights)}, adapter {gb(self.adapter)}, activations {gb(self.activations)})"
+        )
+
+
+def adapter_size(cfg: TransformerConfig, rank: int) -> int:
+    """How many numbers an adapter of this rank has, for all matrices of the blocks."""
+    layers = linear_layers(Transformer(cfg))
+    return rank * sum(sum(matrix_shape(layer)) for path, layer in layers.items() if "_blocks." in path)
+
+
+def plan_training(
+    cfg: TransformerConfig, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
+    bits: float | tuple[float, float] = 16, rank: int = 16, b: int = 1, references: int = 0, cpu: bool | None = None,
+) -> TrainingPlan:  # fmt: skip
+    """For pictures of this size, `b` at a time; bits, references and cpu as for `plan_memory`."""
+    cpu = compute_dtype() == mx.float32 if cpu is None else cpu
+    drawing = plan_memory(cfg, text_cfg, vae_cfg, width=width, height=height, bits=bits, references=references, cpu=cpu)
+    size, tokens = 4 if cpu else 2, b * (text_cfg.tokens + width * height // 256 + references)
+    blocks = cfg.double_blocks + cfg.single_blocks
+    return TrainingPlan(
+        features=drawing.text_encoder + drawing.encode,
+        latents=drawing.autoencoder + drawing.decode,
+        weights=drawing.transformer + drawing.autoencoder,  # it stays, for the samples
+        adapter=4 * COPIES * adapter_size(cfg, rank),
+        activations=size * cfg.d * tokens * (blocks + IN_FLIGHT),
+    )
+
+
+def plan_model_training(
+    name: str, example: Example, settings: Settings, *, quantize: int | str | None = None
+) -> TrainingPlan:
+    """For a model by its name: a released one without its files, another from its own."""
+    w, h = example.picture.size
+    references = sum(picture.width * picture.height // 256 for picture in example.references)
+    if released := find_released(name):
+        configs = *RELEASED_CONFIGS[released.size.name], AutoencoderConfig()
+        bits = find_packing(quantize).bits_per_weight if quantize else 16
+    else:
+        checkpoint = open_checkpoint(name, dtype=compute_dtype(), quantize=quantize)
+        configs = [checkpoint.parts[part][0] for part in ("transformer", "text_encoder", "vae")]
+        bits = bits_per_weight(checkpoint)
+    return plan_training(
+        *configs, width=w, height=h, bits=bits, rank=settings.rank, b=settings.batch, references=references
+    )
+
+
+def check_plan(plan: TrainingPlan) -> None:
+    """Refuse what has no chance to fit, with the ways out."""
+    total = machine_memory()[0]
+    if plan.peak_bytes > total:
+        raise MemoryError(
+            f"Training takes {plan.peak_bytes / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB: "
+            "pack the weights with --quantize 4, or take smaller pictures with --size."
+        )

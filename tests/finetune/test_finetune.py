@@ -1,0 +1,247 @@
+"""Training an adapter on a folder: what the folder may be, that training learns, stops and goes on, and its memory."""
+
+import json
+
+import mlx.core as mx
+import mlx.optimizers as optim
+import pytest
+from mlx.utils import tree_flatten
+from PIL import Image
+from safetensors import safe_open
+
+from kleinlite.autoencoder import AutoencoderConfig
+from kleinlite.cli import main
+from kleinlite.finetune import trainer as trainer_module
+from kleinlite.finetune.folder import Example, read_folder
+from kleinlite.finetune.plan import plan_training
+from kleinlite.finetune.settings import Settings
+from kleinlite.finetune.trainer import LoraTrainer, accumulating_step, split_examples
+from kleinlite.lora import velocity_loss
+from kleinlite.models.adapters import open_adapter
+from kleinlite.models.configs import RELEASED_CONFIGS
+from kleinlite.nano.adapters import cross
+from kleinlite.pipeline import Klein
+
+QUICK = Settings(rank=2, steps=4, rate=1e-3, batch=2, accumulate=2, every=2)
+
+
+@pytest.fixture(autouse=True)
+def quick_samples(monkeypatch):
+    monkeypatch.setattr(trainer_module, "SAMPLES", 1)
+    monkeypatch.setattr(trainer_module, "SAMPLE_STEPS", 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Six crosses with captions."""
+    folder = tmp_path / "crosses"
+    folder.mkdir()
+    for seed in range(6):
+        picture, caption = cross(seed)
+        picture.save(folder / f"{seed}.png")
+        (folder / f"{seed}.txt").write_text(f"{caption}\n")
+    return folder
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_a_folder_is_read_in_order(folder):
+    examples = read_folder(folder)
+    assert [e.name for e in examples] == list("012345")
+    assert [e.caption for e in examples] == [cross(seed)[1] for seed in range(6)]
+    assert all(e.picture.size == (96, 96) and e.references == () for e in examples)
+    assert {e.picture.size for e in read_folder(folder, (64, 80))} == {(64, 80)}
+
+
+def test_references_belong_to_their_picture(folder):
+    for seed in range(6):
+        for suffix in ("_ref1", "_ref2"):
+            Image.new("RGB", (64, 96), (seed, 0, 0)).save(folder / f"{seed}{suffix}.png")
+    assert [[r.getpixel((0, 0))[0] for r in e.references] for e in read_folder(folder)] == [[i, i] for i in range(6)]
+
+
+def break_it(folder, how):
+    if how == "no captions":
+        for path in folder.glob("*.txt"):
+            path.unlink()
+    elif how == "one picture":
+        for path in folder.glob("[1-5]*"):
+            path.unlink()
+    elif how == "nothing":
+        for path in folder.iterdir():
+            path.unlink()
+    elif how == "sizes":
+        Image.new("RGB", (64, 64)).save(folder / "3.png")
+    elif how == "damaged":
+        (folder / "3.png").write_bytes(b"\x89PNG\r\n")
+    elif how == "empty caption":
+        (folder / "3.txt").write_text(" \n")
+    elif how == "not text":
+        (folder / "3.txt").write_bytes(b"\xff\xfe\x00")
+    elif how == "tiny":
+        Image.new("RGB", (32, 32)).save(folder / "3.png")
+    elif how == "some references":
+        Image.new("RGB", (96, 96)).save(folder / "3_ref.png")
+    elif how == "a lonely reference":
+        Image.new("RGB", (96, 96)).save(folder / "9_ref.png")
+    elif how == "twice":
+        Image.new("RGB", (96, 96)).save(folder / "3.jpg")
+
+
+BAD = {
+    "no captions": "0.txt, .*1.txt, .*and 2 more missing: every picture needs a caption",
+    "one picture": "There is one picture in",
+    "nothing": "There is no picture in",
+    "sizes": r"differ in size \(5 of 96x96, 1 of 64x64\): scale and cut them with --size 96x96",
+    "damaged": "3.png cannot be read as a picture",
+    "empty caption": "3.txt is empty",
+    "not text": "3.txt is not UTF-8",
+    "tiny": "3.png: .*at least 64 pixels",
+    "some references": "3.png: most pictures here have 0 references",
+    "a lonely reference": "9_ref.png: what it is a reference for is missing",
+    "twice": "3.jpg: there is another picture of that name",
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_bad_folder_gets_a_sentence(folder, how):
+    break_it(folder, how)
+    with pytest.raises(ValueError, match=BAD[how]) as error:
+        read_folder(folder)
+    assert str(error.value).endswith(".")
+
+
+def test_what_is_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="is no folder"):
+        read_folder(tmp_path / "none")
+
+
+# ---------------------------------------------------------------- training
+
+
+def trained(folder, out, settings=QUICK, **how) -> LoraTrainer:
+    trainer = LoraTrainer(Klein.from_pretrained("nano-base", **how), read_folder(folder), out, settings)
+    trainer.train()
+    return trainer
+
+
+def test_one_is_held_out_at_least():
+    rows, out = split_examples(40, 0.1, 0)
+    assert len(out) == 4 and sorted(rows + out) == list(range(40))
+    assert [len(x) for x in split_examples(2, 0.1, 0)] == [1, 1]
+
+
+def test_training_writes_an_adapter_that_its_model_takes(folder, tmp_path):
+    trainer = trained(folder, tmp_path / "x.safetensors")
+    adapter = open_adapter(trainer.out)
+    assert adapter.trained_on == "nano-base" and adapter.kind == "LoRA"
+    klein = Klein.from_pretrained("nano", loras=[trainer.out])
+    assert klein("a red cross", steps=1, seed=1, progress=False).size == (96, 96)
+    found = {path.name for path in trainer.folder.iterdir()}
+    assert {"samples-00002.png", "samples-00004.png", "state.safetensors", "training.json"} <= found
+    assert "text_encoder" not in trainer.klein.loaded
+    with safe_open(trainer.out, framework="np") as file:
+        said = json.loads(file.metadata()["lora_adapter_metadata"])
+    assert said["transformer.r"] == said["transformer.lora_alpha"] == 2
+
+
+def test_stopped_and_gone_on_is_as_not_stopped(folder, tmp_path, monkeypatch):
+    whole = trained(folder, tmp_path / "whole.safetensors")
+
+    def stop(trainer):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraTrainer, "draw_samples", stop)
+        with pytest.raises(KeyboardInterrupt):
+            trained(folder, tmp_path / "halves.safetensors")
+    halves = trained(folder, tmp_path / "halves.safetensors")
+    assert halves.run.step == whole.run.step == 4
+    pairs = zip(tree_flatten(whole.run.average), tree_flatten(halves.run.average))
+    assert all(mx.allclose(a, b, atol=1e-6) for (_, a), (_, b) in pairs)
+
+
+def test_another_training_is_not_mixed_in(folder, tmp_path):
+    trained(folder, tmp_path / "x.safetensors")
+    (folder / "3.txt").write_text("a cross")
+    with pytest.raises(ValueError, match=r"other settings \(examples\)"):
+        trained(folder, tmp_path / "x.safetensors")
+
+
+def test_gradients_of_batches_add_up(folder, tmp_path):
+    """Two batches of two make the step that one batch of four makes, if the four are the same."""
+    settings = Settings(rank=2, steps=1, rate=1e-3, batch=2, accumulate=2, every=1)
+    trainer = LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x", settings)
+    batches = trainer.batches(0)
+    joined = tuple(a if i > 4 else mx.concatenate([a, b]) for i, (a, b) in enumerate(zip(*batches)))
+    start = trainer.net.trainable_parameters()
+    found = []
+    for those in (batches, (joined,)):
+        trainer.net.update(start)
+        update = accumulating_step(len(those))(trainer.net, optim.SGD(0.1), velocity_loss)
+        update(*those)
+        found.append(dict(tree_flatten(trainer.net.trainable_parameters())))
+    assert all(mx.allclose(found[0][name], found[1][name], atol=1e-5) for name in found[0])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_beside_packed_weights(folder, tmp_path, bits):
+    trainer = trained(folder, tmp_path / "x.safetensors", Settings(rank=2, steps=2, rate=1e-3, every=2), quantize=bits)
+    moved = [mx.abs(change.b).max().item() for change in trainer.changes.values()]
+    assert min(moved) > 0
+
+
+def test_edits_are_learned_from_their_references(folder, tmp_path):
+    examples = [Example(e.name, e.picture, "make it a cross", (e.picture.rotate(90),)) for e in read_folder(folder)]
+    trainer = LoraTrainer(Klein.from_pretrained("nano-base"), examples, tmp_path / "x.safetensors", QUICK)
+    clean, references, *_ = trainer.batch(0)
+    assert clean.shape == references.shape == (2, 36, 128)
+    assert trainer.train().is_file()
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_base_4b_in_four_bits_fits_into_twelve_gigabytes():
+    plan = plan_training(*RELEASED_CONFIGS["4b"], AutoencoderConfig(), width=512, height=512, bits=4.5, cpu=False)
+    assert 3e9 < plan.peak_bytes < 12e9
+    larger = plan_training(*RELEASED_CONFIGS["4b"], AutoencoderConfig(), width=1024, height=1024, bits=16, cpu=False)
+    assert larger.peak_bytes > 2 * plan.peak_bytes
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command(folder, tmp_path, capsys):
+    out = tmp_path / "x.safetensors"
+    options = ["--model", "nano-base", "--rank", "2", "--steps", "2", "--every", "2", "--accumulate", "1"]
+    assert main(["train-lora", str(folder), *options, "-o", str(out), "--layout", "comfy"]) == 0
+    told = capsys.readouterr().out
+    assert "6 pictures of 96x96. Memory: features" in told and f"{out}: " in told
+    with safe_open(out, framework="np") as file:
+        assert all(name.startswith("diffusion_model.") for name in file.keys())  # noqa: SIM118, it is no dictionary
+
+
+def test_the_command_plans_a_model_that_is_not_here(folder, tmp_path, capsys):
+    options = ["--model", "base-4b", "--quantize", "4", "--size", "512x512", "--plan", "--offline"]
+    assert main(["train-lora", str(folder), *options, "-o", str(tmp_path / "x.safetensors")]) == 0
+    assert "GB" in capsys.readouterr().out and not (tmp_path / "x.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (["-o", "x.png"], "ends in .safetensors"),
+        (["-o", "none/x.safetensors"], "does not exist"),
+        (["-o", "x.safetensors", "--model", "4b"], "train on base-4b"),
+        (["-o", "x.safetensors", "--rank", "0"], "rank counts from 1"),
+        (["-o", "x.safetensors", "--rate", "2"], "learning rate"),
+        (["-o", "x.safetensors", "--quantize", "7"], "quantize is one of"),
+    ],
+)
+def test_the_command_refuses(folder, tmp_path, monkeypatch, capsys, options, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train-lora", str(folder), *options]) == 2
+    assert sentence in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["crosses"]
