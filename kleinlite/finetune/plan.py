@@ -11,8 +11,9 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..autoencoder import AutoencoderConfig
+from ..drawing.memory_check import bits_per_weight, machine_memory
 from ..lora import linear_layers, matrix_shape
-from ..memory import bits_per_weight, compute_dtype, machine_memory, plan_memory
+from ..memory import compute_dtype, plan_memory
 from ..models.configs import RELEASED_CONFIGS
 from ..models.formats import find_packing
 from ..models.opening import open_checkpoint

@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from golden_tools import LOOSE, check
 from mlx.utils import tree_flatten, tree_map
 
 from kleinlite.lora import (
@@ -31,38 +32,49 @@ from kleinlite.sampling import euler
 from kleinlite.transformer import Transformer, TransformerConfig
 
 HERE = Path(__file__).parent
+OWN = HERE.parent / "goldens" / "lora"  # made by tests/goldens/make_lora_golden.py, for tests/pipelines/tiny
 ELSEWHERE = Path(os.environ.get("KLEINLITE_GOLDEN", HERE.parents[2] / "shared" / "golden"))
-FOLDER = ELSEWHERE / "tiny-lora"
-META = (
-    json.loads((FOLDER / "meta.json").read_text())
-    if FOLDER.is_dir()
-    else {"runs": {}, "must_give": {}, "must_refuse": {}}
-)
-ABOUT = 2e-5  # of velocities up to 2; float32 on a CPU agrees to 4e-6
+FOLDERS = {"own": OWN, "shared": ELSEWHERE / "tiny-lora"}
+
+
+def cases(of: str) -> list:
+    """Each entry of this list in a folder's meta.json, with the folder's name."""
+    found = []
+    for where, folder in FOLDERS.items():
+        if folder.is_dir():
+            found += [(where, case) for case in json.loads((folder / "meta.json").read_text(encoding="utf-8"))[of]]
+    return found
 
 
 class Golden:
-    """The tiny model, what diffusers draws with it, and what we draw with what is attached."""
+    """A tiny model, what diffusers draws with it, and what we draw with what is attached."""
 
-    def __init__(self):
-        tiny = ELSEWHERE / "tiny"
-        if not FOLDER.is_dir():
+    def __init__(self, where: str):
+        self.folder = FOLDERS[where]
+        tiny = HERE.parent / "pipelines" / "tiny" if where == "own" else ELSEWHERE / "tiny"
+        if not self.folder.is_dir():
             pytest.skip("needs the larger golden pipelines: set KLEINLITE_GOLDEN to the folder that holds them")
-        config = json.loads((tiny / "pipeline" / "transformer" / "config.json").read_text())
-        self.net = Transformer(parse_transformer_config(config))
-        load_part(self.net, tiny / "pipeline" / "transformer", TRANSFORMER_NAMES, mx.float32)
+        weights = tiny / "transformer" if where == "own" else tiny / "pipeline" / "transformer"
+        config = parse_transformer_config(json.loads((weights / "config.json").read_text(encoding="utf-8")))
+        self.net = load_part(Transformer(config), weights, TRANSFORMER_NAMES, mx.float32)
         given = mx.load(str(tiny / "expected.safetensors"))
-        self.txt, self.noise, self.sigmas = given["prompt0.embeds"], given["t2i.noise"], given["t2i.sigmas"].tolist()
-        self.rope = self.net.rope(image_ids(4, 6), text_ids(512))
-        self.expected = mx.load(str(FOLDER / "expected.safetensors"))
+        self.txt, self.noise = given["prompt0.embeds"], given["t2i.trajectory"][:1]
+        self.sigmas = given["t2i.sigmas"].tolist()
+        height, width, _ = given["t2i.image"].shape
+        self.rope = self.net.rope(image_ids(height // 16, width // 16), text_ids(self.txt.shape[1]))
+        self.expected = mx.load(str(self.folder / "expected.safetensors"))
+        self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+
+    def open(self, file: str):
+        return open_adapter(self.folder / f"{file}.safetensors")
 
     def steps(self) -> list:
         return list(euler(lambda x, t: self.net(x, self.txt, t, rope=self.rope), self.noise, self.sigmas))
 
-    def check(self, run: str, tolerance: float = ABOUT) -> None:
+    def check(self, run: str, tolerance: float = LOOSE) -> None:
         steps = self.steps()
         for what, got in (("velocity0", steps[0].velocity), ("final", steps[-1].latents)):
-            assert mx.abs(got - self.expected[f"{run}.{what}"]).max().item() < tolerance, what
+            check(got, self.expected[f"{run}.{what}"], tolerance)
 
 
 golden = cache(Golden)
@@ -97,31 +109,34 @@ def apart(a: mx.array, b: mx.array) -> float:
 # ---------------------------------------------------------------- what diffusers computes
 
 
-@pytest.mark.parametrize("run", list(META["runs"]))
-def test_a_run_of_diffusers(run):
-    g = golden()
-    for i, (file, scale) in enumerate(META["runs"][run]["loras"]):
-        attach(g.net, str(i), open_adapter(FOLDER / f"{file}.safetensors").changes(g.net), scale)
+@pytest.mark.parametrize("where, run", cases("runs"))
+def test_a_run_of_diffusers(where, run):
+    g = golden(where)
+    loras = g.meta["runs"][run]["loras"]
+    for i, (file, scale) in enumerate(loras):
+        attach(g.net, str(i), g.open(file).changes(g.net), scale)
     try:
         g.check(run)
     finally:
-        for i in range(len(META["runs"][run]["loras"])):
+        for i in range(len(loras)):
             detach(g.net, str(i))
 
 
-@pytest.mark.parametrize("file", list(META["must_give"]))
-def test_a_spelling(file):
-    g, (run, *rounded) = golden(), META["must_give"][file].split(" within ")
-    attach(g.net, "x", open_adapter(FOLDER / f"{file}.safetensors").changes(g.net))
+@pytest.mark.parametrize("where, file", cases("must_give"))
+def test_a_spelling(where, file):
+    g = golden(where)
+    run, *rounded = g.meta["must_give"][file].split(" within ")
+    attach(g.net, "x", g.open(file).changes(g.net))
     try:
-        g.check(run, float(rounded[0]) if rounded else ABOUT)
+        g.check(run, float(rounded[0]) if rounded else LOOSE)
     finally:
         detach(g.net, "x")
 
 
-@pytest.mark.parametrize("file", list(META["must_refuse"]))
-def test_a_refusal(file):
-    g, path = golden(), FOLDER / "refuse" / f"{file}.safetensors"
+@pytest.mark.parametrize("where, file", cases("must_refuse"))
+def test_a_refusal(where, file):
+    g = golden(where)
+    path = g.folder / "refuse" / f"{file}.safetensors"
     with pytest.raises(ValueError) as error:
         open_adapter(path).changes(g.net)
     said = str(error.value)
@@ -137,10 +152,10 @@ def training_step(g: Golden, changes: dict) -> tuple[float, dict]:
     return loss.item(), dict(tree_flatten(grads))
 
 
-def test_loss_and_gradients_of_a_training_step():
-    g = golden()
-    adapter = open_adapter(FOLDER / "a-diffusers.safetensors")
-    changes = adapter.changes(g.net)
+@pytest.mark.parametrize("where", FOLDERS)
+def test_loss_and_gradients_of_a_training_step(where):
+    g = golden(where)
+    changes = g.open("a-diffusers").changes(g.net)
     attach(g.net, "x", changes)
     try:
         loss, grads = training_step(g, changes)
@@ -162,10 +177,10 @@ def check_gradients(g: Golden, grads: dict, case: str) -> None:
         assert apart(got, want) < 1e-4 * mx.abs(want).max().item(), name
 
 
-def test_where_training_begins_only_b_has_a_gradient():
-    g = golden()
-    adapter = open_adapter(FOLDER / "a-diffusers.safetensors")
-    changes = adapter.changes(g.net)
+@pytest.mark.parametrize("where", FOLDERS)
+def test_where_training_begins_only_b_has_a_gradient(where):
+    g = golden(where)
+    changes = g.open("a-diffusers").changes(g.net)
     for change in changes.values():
         for low in getattr(change, "pieces", {"": change}).values():
             low.b = mx.zeros_like(low.b)
