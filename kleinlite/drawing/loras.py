@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from ..lora import attach, detach, rescale
 from ..models.adapters import Adapter, find_adapter, open_adapter
 from ..transformer import Transformer, TransformerConfig
+from .thread import in_turn
 
 __all__ = ["Loras"]
 
@@ -32,6 +33,9 @@ class Loras(MutableMapping[str, float]):
 
     def add(self, file: str | Path, scale: float = 1.0) -> str:
         """Add an adapter, and return the name that it has here. Raises ValueError, with names, if it does not fit."""
+        return in_turn(self._add, file, scale)
+
+    def _add(self, file: str | Path, scale: float) -> str:
         adapter = open_adapter(file)
         check_scale(adapter, scale)
         adapter.changes(self._net or Transformer(self._cfg))  # without weights, since MLX is lazy: all must fit
@@ -84,12 +88,12 @@ class Loras(MutableMapping[str, float]):
         check_scale(adapter, scale)
         self._adapters[name] = key, adapter, float(scale)
         if self._net is not None:
-            rescale(self._net, key, float(scale))
+            in_turn(rescale, self._net, key, float(scale))
 
     def __delitem__(self, name: str) -> None:
         key, *_ = self._adapters.pop(name)
         if self._net is not None:
-            detach(self._net, key)
+            in_turn(detach, self._net, key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._adapters)
