@@ -11,8 +11,8 @@ The model is a folder in the released layout, its weights bfloat16 and its trans
 
 - `prompt<i>.embeds`: features of `prompts[i]`, (tokens, 8), real tokens only;
 - `vae.input` → `.latent_mean` → `.decoded`, channels first;
-- `<run>.sigmas`; `.trajectory` (steps + 1, 16, h, w), which begins with the noise; `.model_output0`, (1 or 2, 16, h, w),
-  what the transformer says first, with guidance about the prompt and about the negative one; `.image`, 8 bits.
+- `<run>.sigmas`; `.trajectory` (steps + 1, 16, h, w), which begins with the noise; `.model_output0`, what
+  the transformer says first, (1, 16, h, w), with guidance (2, …): of the prompt, of the negative one; `.image`, 8 bits.
 
 `blocks.safetensors` has one block at a time, each on inputs of rms 1 (`ordinary`) and of rms 0.01 (`small`):
 `<block>.<case>.in.<what>` and `.out.<what>`. Rotations are cosines and sines, one per channel pair.
