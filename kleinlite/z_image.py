@@ -3,7 +3,7 @@
 We build a second system, Z-Image-Turbo, from the parts that we own, and ask of every difference: choice or
 necessity?
 
-Promoted from notebooks/12_z_image.ipynb: edit there, then run `make promote`. (seal c66121fd)
+Promoted from notebooks/12_z_image.ipynb: edit there, then run `make promote`. (seal c1d74c75)
 """
 
 from collections.abc import Callable
@@ -131,7 +131,7 @@ def caption_ids(m: int) -> mx.array:
 
 
 def picture_ids(gh: int, gw: int, m: int) -> mx.array:
-    """(gh·gw, 3) coordinates behind a caption of m tokens, row by row: (m + 1, row, column); padding is at (0, 0, 0)."""
+    """(gh·gw, 3) coordinates behind a caption of m tokens, row by row: (m + 1, row, column); pads at (0, 0, 0)."""
     ids = image_ids(gh, gw, t=m + 1)[:, :3]
     return mx.pad(ids, [(0, -len(ids) % 32), (0, 0)])
 
@@ -241,7 +241,7 @@ class ZImageTransformer(nn.Module):
         return x
 
     def __call__(self, img: mx.array, caption: mx.array, t: float | mx.array, rope) -> mx.array:
-        """img (b, n, 64), caption from `refine`, t from 0 (noise) to 1 (picture), `rope` → picture − noise (b, n, 64)"""
+        """img (b, n, 64), caption from `refine`, t from 0 (noise) to 1 (picture), → picture − noise (b, n, 64)"""
         t = mx.broadcast_to(mx.array(t, dtype=mx.float32), (len(img),))
         vec = self.t_embedder(time_features(t).astype(img.dtype))  # (b, d_vec)
         x = fill_up(self.x_embedder(img), self.x_pad_token)
