@@ -276,6 +276,7 @@ def generate(args: argparse.Namespace) -> None:
     from .models.adapters import open_adapter
     from .models.configs import RELEASED_CONFIGS
     from .models.download import find_cached
+    from .models.families import family_of
     from .models.formats import find_packing
     from .models.opening import ModelInfo
     from .models.registry import find_released
@@ -285,7 +286,13 @@ def generate(args: argparse.Namespace) -> None:
     quantize = settings["quantize"]
     # What can be found before gigabytes are fetched. The model's own files have the last word, below.
     released = find_released(model)
-    request = check_request(ModelInfo(model, bool(released and released.distilled), size=1024, tokens=512), **arguments)
+    if released:
+        family = family_of(RELEASED_CONFIGS[released.size.name][0])
+        info = ModelInfo(model, released.distilled, size=1024, tokens=512, family=family)
+        request = check_request(info, **arguments)
+    else:  # how its family counts guidance, its files will tell
+        info = ModelInfo(model, distilled=False, size=1024, tokens=512)
+        request = check_request(info, **arguments | {"guidance": None})
     prompt, seed = request.prompts[0], request.seeds[0]
     find_packing(quantize)
     check_output(args.output or new_name(prompt, seed))
@@ -368,14 +375,15 @@ def describe(name: str) -> tuple[str, ...]:
 
     from .drawing.memory_check import plan_checkpoint, plan_released
     from .memory import count_parameters
+    from .models.configs import RELEASED_CONFIGS
     from .models.download import find_cached
-    from .models.opening import ModelInfo, open_checkpoint
+    from .models.families import family_of, network_of
+    from .models.opening import open_checkpoint
     from .models.registry import MODELS
-    from .text_encoder import TextEncoder
-    from .transformer import Transformer
 
     model = MODELS.get(name)
     if model:
+        configs = RELEASED_CONFIGS[model.size.name]
         distilled, sizes = model.distilled, [model.size.transformer_parameters, model.size.text_encoder_parameters]
         settings = [None] if name.endswith("nvfp4") else [None, 8, 4]
         plans = [plan_released(name, width=512, height=512, quantize=setting) for setting in settings]
@@ -387,9 +395,9 @@ def describe(name: str) -> tuple[str, ...]:
             return name, *[""] * 5, "not in this version"
         configs, size = [checkpoint.parts[p][0] for p in ("transformer", "text_encoder", "vae")], checkpoint.info.size
         distilled, here = checkpoint.info.distilled, "bundled"
-        sizes = [count_parameters(kind, cfg) for kind, cfg in zip((Transformer, TextEncoder), configs)]
+        sizes = [count_parameters(network_of(cfg), cfg) for cfg in configs[:2]]
         plans = [plan_checkpoint(checkpoint, width=size, height=size)]
-    steps = ModelInfo(name, distilled, size=0, tokens=0).steps
+    steps = family_of(configs[0]).defaults[distilled][0]
     return (
         name,
         f"{steps}, distilled" if distilled else str(steps),

@@ -2,7 +2,7 @@
 
 From the config alone we predict how many weights, products, bytes and seconds a picture takes, and then measure.
 
-Promoted from notebooks/13_memory.ipynb: edit there, then run `make promote`. (seal b2670603)
+Promoted from notebooks/13_memory.ipynb: edit there, then run `make promote`. (seal dd967207)
 """
 
 from dataclasses import replace
@@ -83,11 +83,13 @@ def compute_dtype() -> mx.Dtype:
 def plan_memory(
     cfg: TransformerConfig, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
     bits: float | tuple[float, float] = 16, references: int = 0, b: int = 1, cpu: bool | None = None,
+    networks: tuple[type[nn.Module], type[nn.Module]] = (Transformer, Autoencoder),
 ) -> MemoryPlan:  # fmt: skip
     """What b pictures will take, predicted from the configs alone.
 
     bits: per weight, scales included; two numbers if the transformer and the text encoder differ.
     references: tokens of the reference pictures. cpu: whether to predict for a CPU; as MLX is set if not given.
+    networks: what the first and the last config describe, if it is another family's (chapter 12).
     """
     cpu = compute_dtype() == mx.float32 if cpu is None else cpu
     of_transformer, of_text = bits if isinstance(bits, tuple) else (bits, bits)
@@ -96,8 +98,8 @@ def plan_memory(
     widest = 4 * b * width * height * max((vae_cfg.decoder_channels or vae_cfg.channels)[:2])
     return MemoryPlan(
         text_encoder=int(count_parameters(TextEncoder, text_cfg) * of_text / 8),
-        transformer=int(count_parameters(Transformer, cfg) * of_transformer / 8),
-        autoencoder=4 * count_parameters(Autoencoder, vae_cfg),
+        transformer=int(count_parameters(networks[0], cfg) * of_transformer / 8),
+        autoencoder=4 * count_parameters(networks[1], vae_cfg),
         encode=size * text_cfg.d * max(56 * text, 2 * text_cfg.d_mlp),
         step=size * cfg.d * max(72 * tokens, 9 * cfg.d),
         decode=8 * widest + 10 * STRIP if cpu else 6 * widest,

@@ -3,7 +3,7 @@
 We keep the weights in 8 bits or in 4, by a formula short enough to work out by hand, and multiply with them as they
 are.
 
-Promoted from notebooks/10_quantisation.ipynb: edit there, then run `make promote`. (seal 4ccd04a2)
+Promoted from notebooks/10_quantisation.ipynb: edit there, then run `make promote`. (seal fe3bdcc4)
 """
 
 import math
@@ -129,21 +129,24 @@ def multiply(x: mx.array, packed: Packed) -> mx.array:
 
 
 class PackedLinear(nn.Module):
-    """A matrix kept in fewer bits. (…, d_in) → (…, d_out)"""
+    """A matrix kept in fewer bits; its bias, if it has one, is an array as ever. (…, d_in) → (…, d_out)"""
 
-    def __init__(self, packed: Packed):
+    def __init__(self, packed: Packed, bias: mx.array | None = None):
         super().__init__()
         for name, w in packed.tensors.items():
             self[name] = w
+        if bias is not None:
+            self.bias = bias
         self._packing = packed.packing
         self.freeze()
 
     @property
     def packed(self) -> Packed:
-        return Packed(dict(self), self._packing)
+        return Packed({name: w for name, w in self.items() if name != "bias"}, self._packing)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return multiply(x, self.packed)
+        y = multiply(x, self.packed)
+        return y + self.bias if "bias" in self else y
 
 
 class PackedEmbedding(PackedLinear):
@@ -160,7 +163,7 @@ class PackedEmbedding(PackedLinear):
 def packed_layer(layer: nn.Module, packed: Packed, dtype: mx.Dtype) -> nn.Module:
     """What stands in for a linear layer or an embedding."""
     embedding = isinstance(layer, (nn.Embedding, PackedEmbedding))
-    return PackedEmbedding(packed, dtype) if embedding else PackedLinear(packed)
+    return PackedEmbedding(packed, dtype) if embedding else PackedLinear(packed, layer.get("bias"))
 
 
 def unpacked(w: mx.array | Packed) -> mx.array:

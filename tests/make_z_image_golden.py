@@ -33,7 +33,10 @@ from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3Model
 
 FOLDER = PIPELINES / "z_image"
-CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+CHAT = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{{ '<|im_start|>assistant
+' }}"""
 QWEN = {
     "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 36, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 8, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,

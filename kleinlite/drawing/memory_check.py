@@ -11,14 +11,12 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..autoencoder import AutoencoderConfig
 from ..memory import MemoryPlan, count_parameters, plan_memory
-from ..models.configs import RELEASED_CONFIGS
+from ..models.configs import RELEASED_AUTOENCODERS, RELEASED_CONFIGS
+from ..models.families import network_of
 from ..models.formats import find_packing
 from ..models.opening import SMALL_PART_BYTES, Checkpoint
 from ..models.registry import MODELS
-from ..text_encoder import TextEncoder
-from ..transformer import Transformer
 
 __all__ = [
     "plan_checkpoint", "plan_released", "bits_per_weight", "machine_memory", "all_parts_fit", "check_memory",
@@ -32,16 +30,21 @@ def plan_checkpoint(
     """`plan_memory` for a model whose files are here; bits as its files have them if not given."""
     configs = [checkpoint.parts[part][0] for part in ("transformer", "text_encoder", "vae")]
     bits = bits or bits_per_weight(checkpoint)
-    return plan_memory(*configs, width=width, height=height, bits=bits, references=references, b=b)
+    return plan(*configs, width=width, height=height, bits=bits, references=references, b=b)
+
+
+def plan(cfg, text_cfg, vae_cfg, **request) -> MemoryPlan:
+    """`plan_memory` with the networks of the model's own family."""
+    return plan_memory(cfg, text_cfg, vae_cfg, networks=(network_of(cfg), network_of(vae_cfg)), **request)
 
 
 def plan_released(name: str, *, width: int, height: int, quantize: int | str | None = None) -> MemoryPlan:
     """`plan_memory` for a released model by its name, known before its files are here."""
     model = MODELS[name.lower()]
-    configs = *RELEASED_CONFIGS[model.size.name], AutoencoderConfig()
-    stored = 8 * model.transformer_bytes / model.size.transformer_parameters, 16
+    configs = *RELEASED_CONFIGS[model.size.name], RELEASED_AUTOENCODERS[model.size.name]
+    stored = min(16, 8 * model.transformer_bytes / model.size.transformer_parameters), 16  # wider weights are cast
     bits = find_packing(quantize).bits_per_weight if quantize else stored
-    return plan_memory(*configs, width=width, height=height, bits=bits)
+    return plan(*configs, width=width, height=height, bits=bits)
 
 
 def bits_per_weight(checkpoint: Checkpoint) -> tuple[float, float]:
@@ -49,12 +52,13 @@ def bits_per_weight(checkpoint: Checkpoint) -> tuple[float, float]:
     if checkpoint.packing:
         return (checkpoint.packing.bits_per_weight,) * 2
     found = []
-    for name, kind in (("transformer", Transformer), ("text_encoder", TextEncoder)):
+    for name in ("transformer", "text_encoder"):
         found.append(8.0 * checkpoint.dtype.size)  # at most: wider weights, and those of small parts, are cast
         if checkpoint.nbytes(name) >= SMALL_PART_BYTES:
             stored = [getattr(w, "tensors", {"": w}).values() for w in checkpoint.weights(name).values()]
             bits = 8 * sum(w.nbytes for arrays in stored for w in arrays)
-            found[-1] = min(found[-1], bits / count_parameters(kind, checkpoint.parts[name][0]))
+            cfg = checkpoint.parts[name][0]
+            found[-1] = min(found[-1], bits / count_parameters(network_of(cfg), cfg))
     return tuple(found)
 
 

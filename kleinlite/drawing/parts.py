@@ -10,10 +10,12 @@ from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder
 from ..memory import MemoryPlan, count_parameters
+from ..models.families import Features, network_of
 from ..models.opening import Checkpoint
 from ..quantisation import PACKINGS
-from ..text_encoder import TextEncoder, tokenize
+from ..text_encoder import TextEncoder
 from ..transformer import Transformer
+from ..z_image import ScaledAutoencoder, ZImageTransformer
 from .loras import Loras
 from .memory_check import all_parts_fit, bits_per_weight, check_memory, plan_checkpoint
 from .request import Request, check_prompts
@@ -36,7 +38,7 @@ class Parts:
         self.loaded: dict[str, nn.Module | Tokenizer] = {}
         self.loras = Loras(checkpoint.parts["transformer"][0])
         self._pinned: set[str] = set()
-        self._features: dict[tuple[str, ...], mx.array] = {}  # of the last prompts
+        self._features: dict[tuple[str, ...], Features] = {}  # of the last prompts
 
     def load(self, name: str) -> nn.Module | Tokenizer:
         """The tokenizer, text_encoder, transformer or autoencoder, read from its files if it is not in memory."""
@@ -64,14 +66,15 @@ class Parts:
 
     tokenizer: Tokenizer = property(lambda self: self._pin("tokenizer"))
     text_encoder: TextEncoder = property(lambda self: self._pin("text_encoder"))
-    transformer: Transformer = property(lambda self: self._pin("transformer"))
-    autoencoder: Autoencoder = property(lambda self: self._pin("autoencoder"))
+    transformer: Transformer | ZImageTransformer = property(lambda self: self._pin("transformer"))
+    autoencoder: Autoencoder | ScaledAutoencoder = property(lambda self: self._pin("autoencoder"))
 
-    def encode_prompt(self, prompt: str | list[str]) -> mx.array:
-        """Text features (1, tokens, features), or one row per prompt of a list."""
-        return in_turn(self.encode_prompts, check_prompts(prompt))[0]
+    def encode_prompt(self, prompt: str | list[str]) -> Features:
+        """Text features (1, tokens, features), or a row per prompt of a list; of Z-Image a list: lengths differ."""
+        [features] = in_turn(self.encode_prompts, check_prompts(prompt))
+        return features[0] if isinstance(features, list) and isinstance(prompt, str) else features
 
-    def encode_prompts(self, *batches: list[str]) -> list[mx.array]:
+    def encode_prompts(self, *batches: list[str]) -> list[Features]:
         """The features of each batch of prompts; the text encoder is read at most once, and not if all are known.
 
         It is released before this returns, so that the transformer's weights find its place free.
@@ -81,7 +84,9 @@ class Parts:
         if any(features is None for features in found.values()):
             encoder = self.load("text_encoder")
             for prompts in found:
-                found[prompts] = encoder(*tokenize(self.load("tokenizer"), list(prompts), self.info.tokens))
+                found[prompts] = self.info.family.encode(
+                    encoder, self.load("tokenizer"), list(prompts), self.info.tokens
+                )
                 mx.eval(found[prompts])  # or the features, not worked out yet, would hold on to the encoder
             del encoder
             self.release("text_encoder")
@@ -109,12 +114,13 @@ class Parts:
         """A table of the parts, which a notebook shows for a model."""
         heads = "".join(f"<th>{head}</th>" for head in (escape(self.info.name), "weights", "each", "memory", "loaded"))
         rows = ""
-        for kind, name, part, bits in (
-            (TextEncoder, "text_encoder", "text_encoder", self.bits[1]),
-            (Transformer, "transformer", "transformer", self.bits[0]),
-            (Autoencoder, "autoencoder", "vae", 32),
+        for name, part, bits in (
+            ("text_encoder", "text_encoder", self.bits[1]),
+            ("transformer", "transformer", self.bits[0]),
+            ("autoencoder", "vae", 32),
         ):
-            count, loaded = count_parameters(kind, self.checkpoint.parts[part][0]), name in self.loaded
+            cfg, loaded = self.checkpoint.parts[part][0], name in self.loaded
+            count = count_parameters(network_of(cfg), cfg)
             cells = name.replace("_", " "), f"{count:,}", f"{bits:.3g} bits", f"{count * bits / 8e6:,.0f} MB"
             rows += "<tr>" + "".join(f"<td>{cell}</td>" for cell in (*cells, "yes" if loaded else "no")) + "</tr>"
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"

@@ -43,6 +43,12 @@ class Request:
     negative_prompt: str
     seeds: list[int]
     noise: mx.array | None = None
+    no_guidance: float = 1.0  # the guidance that does nothing, in this model's way to count
+
+    @property
+    def guidance_scale(self) -> float:
+        """The guidance as chapter 4 counts it: 1 is none."""
+        return self.guidance + 1 - self.no_guidance
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -74,6 +80,11 @@ def check_request(
     """
     prompts = check_prompts(prompt)
     check_text(negative_prompt, "negative_prompt")
+    if references and not info.family.edits:
+        raise ValueError(
+            f"{info.name} draws from words and cannot edit pictures: leave the pictures out, or take a model of "
+            "FLUX.2 [klein], such as 4b."
+        )
     default = references[0].size if references else (info.size, info.size)
     width, height = (side if side is not None else d for side, d in zip((width, height), default))
     width, height = check_side(width, "width"), check_side(height, "height")
@@ -82,14 +93,16 @@ def check_request(
         told = describe(steps)
         raise ValueError(f"steps counts the model's looks at the picture: at least 1 and at most 1000, not {told}.")
     guidance = check_guidance(guidance, info)
-    if negative_prompt and guidance == 1:
-        raise ValueError("A negative prompt only acts through guidance: use a base model and a guidance above 1.")
+    none = info.family.no_guidance
+    if negative_prompt and guidance == none:
+        use = "a guidance above 0" if none == 0 else "a base model and a guidance above 1"
+        raise ValueError(f"A negative prompt only acts through guidance: use {use}.")
     seeds = check_seeds(seed, len(prompts))
     if noise is not None:
-        noise = check_noise(noise, (len(prompts), width * height // 256, 128))
+        noise = check_noise(noise, (len(prompts), width * height // 256, info.d_latent))
     return Request(
         info.name, prompts, not isinstance(prompt, str), list(references), width, height, steps, guidance,
-        negative_prompt, seeds, noise,
+        negative_prompt, seeds, noise, none,
     )  # fmt: skip
 
 
@@ -157,13 +170,14 @@ def check_guidance(guidance: float | None, info: ModelInfo) -> float:
         guidance = float(guidance)
     except OverflowError:
         guidance = math.inf
-    if info.distilled and guidance != 1:
+    none = info.family.no_guidance
+    if info.distilled and info.family.guidance_fixed and guidance != none:
         raise ValueError(
             f"{info.name} is distilled: guidance is built into its weights and cannot be set. Leave guidance out, or "
             "use the base model (nano-base for nano, base-4b for 4b)."
         )
-    if not 1 <= guidance < math.inf:
-        raise ValueError(f"guidance is a number from 1 (none) upwards, not {guidance:g}: try {info.guidance:g}.")
+    if not none <= guidance < math.inf:
+        raise ValueError(f"guidance is a number from {none:g} (none) upwards, not {guidance:g}: try {info.guidance:g}.")
     return guidance
 
 

@@ -16,10 +16,11 @@ from ..autoencoder import AutoencoderConfig
 from ..checkpoints import read_header
 from ..text_encoder import TextEncoderConfig
 from ..transformer import TransformerConfig
+from ..z_image import ScaledAutoencoderConfig, ZImageConfig
 from .files import check_weights_file, printable, read_json
 from .registry import MODELS
 
-Config = TransformerConfig | AutoencoderConfig | TextEncoderConfig
+Config = TransformerConfig | ZImageConfig | AutoencoderConfig | TextEncoderConfig
 UNNAMED = Path("config.json")
 
 # ---------------------------------------------------------------- the released sizes
@@ -30,7 +31,9 @@ RELEASED_CONFIGS = {  # transformer and text encoder
         TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=12288),
         TextEncoderConfig(d=4096, d_mlp=12288, tied=False),
     ),
+    "z-image": (ZImageConfig(), TextEncoderConfig(taps=(35,))),
 }
+RELEASED_AUTOENCODERS = {"4b": AutoencoderConfig(), "9b": AutoencoderConfig(), "z-image": ScaledAutoencoderConfig()}
 
 # ---------------------------------------------------------------- one gate: types and ranges
 
@@ -110,6 +113,21 @@ AUTOENCODER_FIELDS: dict[str, Field] = {
     "groups": ("norm_num_groups", WIDTH),
     "bn_eps": ("batch_norm_eps", EPS),
 }
+Z_IMAGE_FIELDS: dict[str, Field] = {
+    "layers": ("n_layers", COUNT),
+    "refiners": ("n_refiner_layers", Whole(0, 1000)),
+    "heads": ("n_heads", COUNT),
+    "axes": ("axes_dims", Several(3, 3, Whole(2, 1024))),
+    "d_latent": ("in_channels", WIDTH),  # of a patch's four cells
+    "d_text": ("cap_feat_dim", WIDTH),
+    "theta": ("rope_theta", BASE),
+    "eps": ("norm_eps", EPS),
+}
+SCALED_AUTOENCODER_FIELDS: dict[str, Field] = {
+    **{field: AUTOENCODER_FIELDS[field] for field in ("channels", "layers", "latent_channels", "groups")},
+    "scale": ("scaling_factor", Real(1e-6, 1e6)),
+    "shift": ("shift_factor", Real(-1e6, 1e6)),
+}
 TEXT_ENCODER_FIELDS: dict[str, Field] = {
     "vocab": ("vocab_size", Whole(1, 2**24)),
     "d": ("hidden_size", WIDTH),
@@ -127,12 +145,15 @@ TEXT_ENCODER_FIELDS: dict[str, Field] = {
 IMPLIED = {"text_encoder_out_layers": (9, 18, 27), "max_sequence_length": 512}  # where model_index.json is silent
 FIELDS = {
     TransformerConfig: TRANSFORMER_FIELDS,
+    ZImageConfig: Z_IMAGE_FIELDS,
     AutoencoderConfig: AUTOENCODER_FIELDS,
+    ScaledAutoencoderConfig: SCALED_AUTOENCODER_FIELDS,
     TextEncoderConfig: TEXT_ENCODER_FIELDS,
 }
 INDEX_FIELDS: dict[str, Field] = {  # of model_index.json, beside what is said about the text encoder
     "is_distilled": ("is_distilled", Flag()),
     "sample_size": ("sample_size", Whole(16, 2**16)),
+    "shift": ("shift", Real(0.01, 100)),
 }
 
 
@@ -168,9 +189,10 @@ def check_config(path: Path, cfg: Config) -> None:
     for field, (name, kind) in fields.items():
         if (value := getattr(cfg, field)) is not None:
             check_field(path, (name, kind), value)
-    if isinstance(cfg, TransformerConfig):
+    if isinstance(cfg, (TransformerConfig, ZImageConfig)):
         wrong = [f"{a} channels of a position axis are odd" for a in cfg.axes if a % 2]
-        wrong += ["the width is beyond reason"] * (cfg.d > 2**17) + ["timestep channels are odd"] * (cfg.d_time % 2)
+        wrong += ["the width is beyond reason"] * (cfg.d > 2**17)
+        wrong += ["timestep channels are odd"] * (isinstance(cfg, TransformerConfig) and cfg.d_time % 2)
     elif isinstance(cfg, AutoencoderConfig):
         channels = {*cfg.channels, *(cfg.decoder_channels or ())}
         wrong = [f"{c} channels are no whole number of {cfg.groups} groups" for c in channels if c % cfg.groups]
@@ -184,13 +206,18 @@ def check_config(path: Path, cfg: Config) -> None:
 # ---------------------------------------------------------------- config.json → dataclass
 
 
-def parse_transformer_config(found: dict, path: Path = UNNAMED) -> TransformerConfig:
+def parse_transformer_config(found: dict, path: Path = UNNAMED) -> TransformerConfig | ZImageConfig:
     """What config.json says of the transformer. Raises ValueError with a sentence about `path`."""
+    if found.get("_class_name") == "ZImageTransformer2DModel":
+        fields = read_fields(path, found, Z_IMAGE_FIELDS)
+        return ZImageConfig(**fields | {"d_latent": 4 * fields["d_latent"]})
     return TransformerConfig(**read_fields(path, found, TRANSFORMER_FIELDS))
 
 
 def parse_autoencoder_config(found: dict, path: Path = UNNAMED) -> AutoencoderConfig:
     """What config.json says of the autoencoder. Raises ValueError with a sentence about `path`."""
+    if found.get("_class_name") == "AutoencoderKL":
+        return ScaledAutoencoderConfig(**read_fields(path, found, SCALED_AUTOENCODER_FIELDS))
     fields = dict(AUTOENCODER_FIELDS)
     if not found.get("decoder_block_out_channels"):
         del fields["decoder_channels"]
@@ -202,6 +229,9 @@ def parse_text_encoder_config(found: dict, index: dict, path: Path = UNNAMED) ->
     rope = found.get("rope_parameters")  # in here since transformers 5; the released files have rope_theta at the top
     moved = {"rope_theta": rope["rope_theta"]} if isinstance(rope, dict) and "rope_theta" in rope else {}
     said = {name: index.get(name, implied) for name, implied in IMPLIED.items()}
+    layers = found.get("num_hidden_layers")
+    if index.get("_class_name") == "ZImagePipeline" and "text_encoder_out_layers" not in index and type(layers) is int:
+        said["text_encoder_out_layers"] = (layers - 1,)
     return TextEncoderConfig(**read_fields(path, moved | found | said, TEXT_ENCODER_FIELDS))
 
 
@@ -214,8 +244,22 @@ def count_numbered(names: Iterable[str], pattern: str) -> int:
     return 1 + max((int(m[1]) for name in names if (m := re.match(pattern, name))), default=-1)
 
 
-def infer_transformer_config(shapes: dict[str, list[int]]) -> TransformerConfig:
+Z_IMAGE_SIGN = "layers.0.adaLN_modulation.0.weight"  # a tensor that only the transformers of this family have
+
+
+def infer_transformer_config(shapes: dict[str, list[int]]) -> TransformerConfig | ZImageConfig:
     """A transformer's numbers from the shapes in a single file."""
+    if Z_IMAGE_SIGN in shapes:
+        d, d_latent = shapes["x_embedder.weight"][0], shapes["x_embedder.weight"][1]
+        hd = shapes["layers.0.attention.q_norm.weight"][0]
+        return ZImageConfig(
+            layers=count_numbered(shapes, r"layers\.(\d+)\."),
+            refiners=count_numbered(shapes, r"noise_refiner\.(\d+)\."),
+            heads=d // hd,
+            axes=(hd // 4, 3 * hd // 8, 3 * hd // 8),
+            d_latent=d_latent,
+            d_text=shapes["cap_embedder.0.weight"][0],
+        )
     hd, d = shapes["single_blocks.0.norm.query_norm.scale"][0], shapes["img_in.weight"][0]
     return TransformerConfig(
         double_blocks=count_numbered(shapes, r"double_blocks\.(\d+)\."),
@@ -237,10 +281,15 @@ def infer_autoencoder_config(shapes: dict[str, list[int]]) -> AutoencoderConfig:
         down, up = "encoder.down_blocks.{}.resnets.0.conv1.weight", "decoder.up_blocks.{}.resnets.0.conv1.weight"
     channels = tuple(shapes[down.format(i)][0] for i in range(4))
     decoder_channels = tuple(shapes[up.format(i if ours else 3 - i)][0] for i in range(4))
+    layers = count_numbered(shapes, r"encoder\.down(?:_blocks)?\.0\.(?:block|resnets)\.(\d+)\.")
+    if not any("quant_conv" in name for name in shapes):
+        latent = shapes["encoder.conv_out.weight"][0] // 2
+        groups = math.gcd(AutoencoderConfig.groups, *channels)
+        return ScaledAutoencoderConfig(channels, layers=layers, latent_channels=latent, groups=groups)
     return AutoencoderConfig(
         channels=channels,
         decoder_channels=decoder_channels,
-        layers=count_numbered(shapes, r"encoder\.down(?:_blocks)?\.0\.(?:block|resnets)\.(\d+)\."),
+        layers=layers,
         latent_channels=shapes["encoder.quant_conv.weight" if ours else "quant_conv.weight"][0] // 2,
         groups=math.gcd(AutoencoderConfig.groups, *channels, *decoder_channels),
     )
@@ -255,8 +304,14 @@ def format_fields(cfg: Config) -> dict:
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
 
 
-def format_transformer_config(cfg: TransformerConfig) -> dict:
+def format_transformer_config(cfg: TransformerConfig | ZImageConfig) -> dict:
     """The transformer's config.json, as diffusers writes it."""
+    if isinstance(cfg, ZImageConfig):
+        return format_fields(cfg) | {
+            "_class_name": "ZImageTransformer2DModel", "all_f_patch_size": [1], "all_patch_size": [2],
+            "axes_lens": [1536, 512, 512], "dim": cfg.d, "in_channels": cfg.d_latent // 4, "n_kv_heads": cfg.heads,
+            "qk_norm": True, "t_scale": 1000.0,
+        }  # fmt: skip
     return format_fields(cfg) | {
         "_class_name": "Flux2Transformer2DModel", "attention_head_dim": cfg.hd, "eps": 1e-6, "guidance_embeds": False,
         "out_channels": None, "patch_size": 1, "rope_theta": int(cfg.theta),
@@ -310,12 +365,13 @@ CLASSES = {
 
 
 def unsupported_model(found: dict) -> str | None:
-    """The name of another model whose index, config or header this is; None if it may be klein's."""
+    """The name of another model whose index, config or header this is; None if it may be one of ours."""
     who = next((who for who, signs in SIGNS.items() if any(sign in found for sign in signs)), None)
     architectures = found.get("architectures")
     for name in (found.get("_class_name"), *(architectures if isinstance(architectures, list) else ())):
         if isinstance(name, str):
-            known = ("Flux2Klein", "Flux2Transformer", "AutoencoderKLFlux2", "Qwen")
+            known = ("Flux2Klein", "Flux2Transformer", "AutoencoderKLFlux2", "Qwen", "ZImage")
+            known += ("AutoencoderKL",) * ("scaling_factor" in found)  # Z-Image's, which is FLUX.1's
             who = who or CLASSES.get(name) or (None if name.startswith(known) else f"a {printable(name)[:60]}")
     if found.get("joint_attention_dim") == 15360 or found.get("num_single_layers") == 48:
         who = "FLUX.2 [dev]"
@@ -325,7 +381,8 @@ def unsupported_model(found: dict) -> str | None:
 def check_supported(path: Path, found: dict) -> None:
     """Refuse another model by its name."""
     if who := unsupported_model(found):
-        raise ValueError(f"{path} is {who}, and kleinlite runs FLUX.2 [klein]: take {', '.join(MODELS)} or nano.")
+        ours = f"take {', '.join(MODELS)} or nano"
+        raise ValueError(f"{path} is {who}, and kleinlite runs FLUX.2 [klein] and Z-Image-Turbo: {ours}.")
 
 
 # ---------------------------------------------------------------- files → dataclass

@@ -254,6 +254,7 @@ def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
     """All files of the quantised copy: two parts packed, the others as they are."""
     info, index = checkpoint.info, read_json(checkpoint.folder / "model_index.json")
     index |= {"is_distilled": info.distilled}
+    index |= {"text_encoder_out_layers": list(checkpoint.parts["text_encoder"][0].taps)}  # fewer layers are left
     if info.kv:
         index["_class_name"] = "Flux2KleinKVPipeline"
     for beside in ("tokenizer", "scheduler"):

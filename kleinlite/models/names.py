@@ -32,6 +32,14 @@ TRANSFORMER_NAMES = [
     (r"txt_mlp.2", "ff_context.linear_out"),
 ]
 
+Z_IMAGE_NAMES = [  # our own names are those of ComfyUI's single file
+    (r"^x_embedder", "all_x_embedder.2-1"),
+    (r"^final_layer", "all_final_layer.2-1"),
+    (r"attention\.qkv", "attention.to_q", "attention.to_k", "attention.to_v"),
+    (r"attention\.out", "attention.to_out.0"),
+    (r"attention\.(q|k)_norm", r"attention.norm_\1"),
+]
+
 AUTOENCODER_NAMES = [
     (r"^encoder.quant_conv", "quant_conv"),
     (r"^decoder.post_quant_conv", "post_quant_conv"),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,15 +16,17 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
-from ..checkpoints import match, to_mlx
+from ..checkpoints import match, rename, to_mlx
 from ..quantisation import PACKINGS, Packed, Packing, join, quantize as pack_module
 from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
+from ..z_image import ZImageConfig, ZImageTransformer, static_schedule
 from .configs import INDEX_FIELDS, Config, check_field, read_config, read_index, shorten
 from .download import fetch_model, fetch_parts
+from .families import KLEIN, Z_IMAGE, Family, family_of, network_of
 from .files import check_file, list_weights_files, load_arrays, printable, read_json, read_metadata
 from .formats import assemble, find_packing, load_weights
-from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
+from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES
 from .registry import BUNDLED, PARTS
 
 SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded
@@ -93,18 +95,32 @@ class ModelInfo:
     size: int  # default height and width in pixels
     tokens: int  # text tokens per prompt
     kv: bool = False  # the KV variant: reference pictures are computed once, not in every step
+    d_latent: int = field(default=128, repr=False)  # numbers per image token
+    family: Family = field(default=KLEIN, repr=False)
 
     @property
     def steps(self) -> int:
-        return 4 if self.distilled else 50
+        return self.family.defaults[self.distilled][0]
 
     @property
     def guidance(self) -> float:
-        return 1.0 if self.distilled else 4.0
+        return self.family.defaults[self.distilled][1]
 
 
-def read_model_info(name: str, folder: Path, paths: dict[str, Path], index: dict, tokens: int) -> ModelInfo:
+def read_model_info(
+    name: str, folder: Path, paths: dict[str, Path], index: dict, configs: dict[str, object]
+) -> ModelInfo:
     """What the files say about themselves; a single file only has its name to tell a base or a KV model by."""
+    tokens, cfg = configs["text_encoder"].tokens, configs["transformer"]
+    family, config = family_of(cfg), part_folder(folder, "vae") / "config.json"
+    size = read_json(config).get("sample_size", 1024)
+    check_field(config, INDEX_FIELDS["sample_size"], size)
+    if family is Z_IMAGE:  # Turbo's schedule is shifted by 3; another number is another model's
+        config = part_folder(folder, "scheduler") / "scheduler_config.json"
+        shift = read_json(config).get("shift", 3.0)
+        check_field(config, INDEX_FIELDS["shift"], shift)
+        family = replace(family, schedule=lambda steps, n: static_schedule(steps, shift))
+        return ModelInfo(name, shift == 3.0, size, tokens, d_latent=cfg.d_latent, family=family)
     file, distilled = paths["transformer"], index.get("is_distilled", False)
     if file.is_file() and "klein" in file.name.lower():
         distilled = "base" not in file.name.lower()
@@ -112,10 +128,7 @@ def read_model_info(name: str, folder: Path, paths: dict[str, Path], index: dict
     kv = any(re.search(r"-kv\b", x.lower()) for x in called)
     if file.is_dir():
         kv = kv or index.get("_class_name") == "Flux2KleinKVPipeline"
-    config = part_folder(folder, "vae") / "config.json"
-    size = read_json(config).get("sample_size", 1024)
-    check_field(config, INDEX_FIELDS["sample_size"], size)
-    return ModelInfo(name, distilled, size, tokens, kv)
+    return ModelInfo(name, distilled, size, tokens, kv, cfg.d_latent, family)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -138,8 +151,23 @@ TRANSFORMERS = {7680: ("4B", "Qwen3-4B"), 12288: ("9B", "Qwen3-8B")}
 TEXT_ENCODERS = {2560: ("Qwen3-4B", "4B"), 4096: ("Qwen3-8B", "9B")}
 
 
+def check_family(file: Path, cfg: TransformerConfig | ZImageConfig, folder: Path, index: dict) -> None:
+    """Refuse a transformer of one family among the parts of another."""
+    other = Z_IMAGE if str(index.get("_class_name")).startswith("ZImage") else KLEIN
+    if family_of(cfg) is not other:
+        parts = "z-image-turbo" if other is KLEIN else "4b"
+        raise ValueError(
+            f"{file} is a transformer of {family_of(cfg).title}, and {folder} has the parts of {other.title}: take "
+            f"all from one model, for example parts={parts!r}."
+        )
+
+
 def check_parts(
-    folder: Path, cfg: TransformerConfig, vae_cfg: AutoencoderConfig, text_cfg: TextEncoderConfig, tokenizer: Tokenizer
+    folder: Path,
+    cfg: TransformerConfig | ZImageConfig,
+    vae_cfg: AutoencoderConfig,
+    text_cfg: TextEncoderConfig,
+    tokenizer: Tokenizer,
 ) -> None:
     """Refuse parts that were not made for each other, before gigabytes are read."""
     text_width, latent = len(text_cfg.taps) * text_cfg.d, 4 * vae_cfg.latent_channels
@@ -173,6 +201,10 @@ def highest_id(tokenizer: Tokenizer) -> int:
 # ---------------------------------------------------------------- weights
 
 
+# A counter of the batch norm, and a norm that nobody applies, in some files of Z-Image.
+NO_WEIGHTS = ("num_batches_tracked", "norm_final.weight")
+
+
 def place_weights(
     module: nn.Module, arrays: dict[str, mx.array | Packed], rules: list[tuple[str, ...]]
 ) -> dict[str, mx.array | Packed]:
@@ -181,11 +213,11 @@ def place_weights(
     rules: what the released folders call our tensors, see `names`; a single file has our own names already.
     """
     prefix = "model.diffusion_model."
-    arrays = {  # a counter of the batch norm is no weight
-        name.removeprefix(prefix): w for name, w in arrays.items() if not name.endswith("num_batches_tracked")
-    }
+    arrays = {name.removeprefix(prefix): w for name, w in arrays.items()}
+    arrays = {name: w for name, w in arrays.items() if not name.endswith(NO_WEIGHTS)}
     ours = dict(tree_flatten(module.parameters()))
-    if sum(name in arrays for name in ours) > len(ours) / 2:
+    theirs = [rename(name, rules) for name in ours]
+    if sum(name in arrays for name in ours) > sum(all(name in arrays for name in names) for names in theirs):
         rules = []
     for name, target in ours.items():  # some files keep the autoencoder's attention as 1×1 convolutions
         if target.ndim == 2 and name in arrays and arrays[name].shape[2:] == (1, 1):
@@ -266,20 +298,25 @@ class Checkpoint:
         """Qwen3 up to the highest layer that we tap; what lies above is neither built nor read."""
         return self._load("text_encoder")
 
-    def load_transformer(self) -> Transformer:
+    def load_transformer(self) -> Transformer | ZImageTransformer:
         return self._load("transformer")
 
     def load_autoencoder(self) -> Autoencoder:
         """In float32 as in the makers' own code, and never packed: it is small, and bfloat16 leaves bands in skies."""
         cfg, path = self.parts["vae"]
-        return load_part(Autoencoder(cfg), path, AUTOENCODER_NAMES, mx.float32)
+        return load_part(network_of(cfg)(cfg), path, AUTOENCODER_NAMES, mx.float32)
 
     def _load(self, part: str) -> nn.Module:
         module, weights = self._place(part)
         keep = self.packing is not None or self.nbytes(part) >= SMALL_PART_BYTES
         load_weights(module, weights, self.dtype, keep)
         del weights  # so that a matrix is forgotten once it is packed
-        return pack_module(module, self.packing, self.dtype) if self.packing else module
+        if self.packing:
+            return pack_module(module, self.packing, self.dtype)
+        if keep:  # what has to be cast, one after the other: never all weights in two widths
+            for _, w in tree_flatten(module.parameters()):
+                mx.eval(w)
+        return module
 
     def weights(self, part: str) -> dict[str, mx.array | Packed]:
         """What belongs into a part, under our names, as stored and not yet read."""
@@ -289,12 +326,17 @@ class Checkpoint:
         """A part with the weights that belong into it, none of them read."""
         cfg, path = self.parts[part]
         if part == "vae":
-            module = Autoencoder(cfg)
+            module = network_of(cfg)(cfg)
             return module, place_weights(module, load_arrays(path), AUTOENCODER_NAMES)
         arrays = assemble(load_arrays(path), read_metadata(path), read_packing(path))
+        if self.nbytes(part) >= SMALL_PART_BYTES:  # wider than all other released models are: Z-Image's files
+            arrays = {
+                name: w.astype(mx.bfloat16) if w.ndim == 2 and isinstance(w, mx.array) and w.dtype == mx.float32 else w
+                for name, w in arrays.items()
+            }
         if part == "transformer":
-            module = Transformer(cfg)
-            return module, place_weights(module, arrays, TRANSFORMER_NAMES)
+            module = network_of(cfg)(cfg)
+            return module, place_weights(module, arrays, family_of(cfg).transformer_names)
         module = TextEncoder(replace(cfg, layers=max(cfg.taps), tied=True))
         del module.norm  # it comes after the last layer
         arrays = {name: w for name, w in arrays.items() if not only_for_language(name, max(cfg.taps))}
@@ -323,8 +365,9 @@ def open_checkpoint(
     folder, paths = find_parts(str(name), parts)
     index = read_index(folder)
     configs = {part: read_config(part, paths[part], index) for part in PARTS}
+    check_family(paths["transformer"], configs["transformer"], folder, index)
     check_parts(folder, configs["transformer"], configs["vae"], configs["text_encoder"], load_tokenizer(folder))
-    info = read_model_info(str(name), folder, paths, index, configs["text_encoder"].tokens)
+    info = read_model_info(str(name), folder, paths, index, configs)
     checkpoint = Checkpoint(info, folder, {part: (configs[part], paths[part]) for part in PARTS}, dtype, packing)
     for part in PARTS:
         weights = checkpoint.weights(part).values()  # every tensor has its place, or this says which has not

@@ -50,6 +50,12 @@ QWEN_4B = 4_967_215_360 + 3_077_766_632
 QWEN_8B = 4_902_257_696 + 4_915_960_368 + 4_983_068_496 + 1_580_230_264
 B4 = ModelSize("4b", 3_875_544_576, 4_022_468_096, QWEN_4B + VAE + TOKENIZER, "Apache-2.0", gated=False)
 B9 = ModelSize("9b", 9_078_581_248, 8_190_735_360, QWEN_8B + VAE + TOKENIZER, "FLUX Non-Commercial", gated=True)
+# Stored in float32; the third shard's header was not seen. Its text encoder is Qwen3-4B, in other shards.
+Z6 = ModelSize(
+    "z-image", 6_154_908_736, 4_022_468_096,
+    3_957_900_840 + 3_987_450_520 + 99_630_640 + 167_666_902 + 11_422_654 + 2_776_833 + 1_671_853, "Apache-2.0",
+    gated=False,
+)  # fmt: skip
 BFL = "black-forest-labs/FLUX.2-klein"
 
 MODELS = {
@@ -68,6 +74,7 @@ MODELS = {
     "base-4b-nvfp4": ReleasedModel(f"{BFL}-base-4b-nvfp4", B4, 2_487_544_776, parts_from="base-4b"),
     "9b-nvfp4": ReleasedModel(f"{BFL}-9b-nvfp4", B9, 5_760_960_048, parts_from="9b"),
     "base-9b-nvfp4": ReleasedModel(f"{BFL}-base-9b-nvfp4", B9, 5_809_193_808, parts_from="base-9b"),
+    "z-image-turbo": ReleasedModel("Tongyi-MAI/Z-Image-Turbo", Z6, 4 * 6_154_908_736),
 }
 # An autoencoder with a narrower decoder, which any model can have in place of its own.
 SMALL_DECODER = "small-decoder"
