@@ -18,8 +18,8 @@ from PIL import Image
 
 from kleinlite.checkpoints import rename
 from kleinlite.cli import main
+from kleinlite.drawing.memory_check import plan_released
 from kleinlite.drawing.picture_file import picture_info
-from kleinlite.memory import plan_released
 from kleinlite.models import opening
 from kleinlite.models.export import quantize_model
 from kleinlite.models.files import load_arrays

@@ -272,6 +272,11 @@ def check_packed(weights: dict[str, mx.array | Packed]) -> None:
                 )
 
 
+def is_wide(w: mx.array | Packed) -> bool:
+    """Is this a matrix in float32, as in Z-Image's files? All other released models are in bfloat16 or less."""
+    return isinstance(w, mx.array) and w.ndim == 2 and w.dtype == mx.float32
+
+
 def only_for_language(name: str, layers: int) -> bool:
     """Is this tensor of Qwen3 one that only the language model needs: a layer from `layers` on, last norm or head?"""
     found = re.match(r"(?:model\.)?(?:layers\.(\d+)|norm|lm_head)\.", name)
@@ -313,9 +318,9 @@ class Checkpoint:
         del weights  # so that a matrix is forgotten once it is packed
         if self.packing:
             return pack_module(module, self.packing, self.dtype)
-        if keep:  # what has to be cast, one after the other: never all weights in two widths
+        if keep and any(is_wide(w) for w in load_arrays(self.parts[part][1]).values()):
             for _, w in tree_flatten(module.parameters()):
-                mx.eval(w)
+                mx.eval(w)  # cast one after the other: never all of them in two widths
         return module
 
     def weights(self, part: str) -> dict[str, mx.array | Packed]:
@@ -329,11 +334,8 @@ class Checkpoint:
             module = network_of(cfg)(cfg)
             return module, place_weights(module, load_arrays(path), AUTOENCODER_NAMES)
         arrays = assemble(load_arrays(path), read_metadata(path), read_packing(path))
-        if self.nbytes(part) >= SMALL_PART_BYTES:  # wider than all other released models are: Z-Image's files
-            arrays = {
-                name: w.astype(mx.bfloat16) if w.ndim == 2 and isinstance(w, mx.array) and w.dtype == mx.float32 else w
-                for name, w in arrays.items()
-            }
+        if self.nbytes(part) >= SMALL_PART_BYTES:
+            arrays = {name: w.astype(mx.bfloat16) if is_wide(w) else w for name, w in arrays.items()}
         if part == "transformer":
             module = network_of(cfg)(cfg)
             return module, place_weights(module, arrays, family_of(cfg).transformer_names)

@@ -298,7 +298,9 @@ def header_only(path: Path, names: dict[str, tuple[str, list[int]]]) -> None:
 )
 def test_files_of_other_models(names, who, tmp_path):
     header_only(tmp_path / "x.safetensors", {name: ("BF16", [2, 2]) for name in names})
-    with pytest.raises(ValueError, match=rf"x.safetensors is {who}, and kleinlite runs FLUX.2 \[klein\]: take 4b"):
+    with pytest.raises(
+        ValueError, match=rf"x.safetensors is {who}, and kleinlite runs FLUX.2 \[klein\] and Z-Image-Turbo: take 4b"
+    ):
         open_checkpoint(tmp_path / "x.safetensors", dtype=mx.float32, parts="nano")
 
 
@@ -307,7 +309,7 @@ def test_files_of_other_models(names, who, tmp_path):
     [
         ("model_index.json", {"_class_name": "FluxPipeline"}, "FLUX.1"),
         ("model_index.json", {"_class_name": "Flux2Pipeline"}, r"FLUX.2 \[dev\]"),
-        ("model_index.json", {"_class_name": "ZImagePipeline"}, "a ZImagePipeline"),
+        ("model_index.json", {"_class_name": "StableDiffusionPipeline"}, "a StableDiffusionPipeline"),
         ("transformer/config.json", {"_class_name": "FluxTransformer2DModel"}, "FLUX.1"),
         ("transformer/config.json", {"joint_attention_dim": 15360}, r"FLUX.2 \[dev\]"),
         ("transformer/config.json", {"num_single_layers": 48}, r"FLUX.2 \[dev\]"),
