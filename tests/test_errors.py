@@ -71,7 +71,7 @@ TYPED = {
     "--seed seven": "--seed 'seven' whole number",
     "--guidance 4": "tiny distilled guidance base model",
     "--guidance much": "--guidance 'much' number",
-    "--guidance 0.5": "guidance 1 0.5",
+    "--guidance 0.5": "tiny distilled guidance base model",
     "--negative blue": "negative prompt guidance base model",
     "--model base-4b --guidance 0": "guidance 1 0",
     "--model 4b --guidance 4": "4b distilled guidance base-4b",
