@@ -2,7 +2,7 @@
 
 We join all parts: a prompt goes in, a picture comes out; and with reference pictures in, it edits.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal d57e4528)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 9ee64aea)
 """
 
 import math
@@ -19,7 +19,7 @@ from .drawing.picture_file import to_rgb
 from .drawing.request import Request
 from .kv_cache import cached_velocity_field
 from .position_ids import image_ids, reference_ids, text_ids
-from .sampling import euler, guide, noise, schedule
+from .sampling import euler, guide, noise
 from .transformer import Transformer
 
 __all__ = [
@@ -110,16 +110,19 @@ def velocity_field(
 def guided_field(klein: DiffusionPipeline, request: Request) -> Callable[[mx.array, float], mx.array]:
     """The velocity field of one request, with its references and its guidance."""
     b, references = len(request.prompts), None
-    txt, *others = klein.encode_prompts(request.prompts, *[[request.negative_prompt]] * (request.guidance > 1))
+    guided = request.guidance_scale > 1
+    txt, *others = klein.encode_prompts(request.prompts, *[[request.negative_prompt] * b] * guided)
     if request.references:
         references = encode_references(klein.load("autoencoder"), request.references, b)
-    make = cached_velocity_field if klein.info.kv and request.references else velocity_field
+    make = klein.info.family.velocity_field or velocity_field  # another family, as chapter 12's, brings its own
+    if klein.info.kv and request.references:
+        make = cached_velocity_field
     grids, transformer = (request.reference_grids, request.grid), klein.load("transformer")
     with_prompt = make(transformer, txt, references, *grids)
     if not others:
         return with_prompt
-    without = make(transformer, mx.repeat(others[0], b, axis=0), references, *grids)
-    return lambda x, t: guide(with_prompt(x, t), without(x, t), request.guidance)
+    without = make(transformer, others[0], references, *grids)
+    return lambda x, t: guide(with_prompt(x, t), without(x, t), request.guidance_scale)
 
 
 def draw_steps(klein: DiffusionPipeline, request: Request) -> Iterator[Step]:
@@ -133,8 +136,8 @@ def draw_steps(klein: DiffusionPipeline, request: Request) -> Iterator[Step]:
 
     x = request.noise
     if x is None:
-        x = mx.concatenate([noise(seed, gh * gw) for seed in request.seeds])
-    for step in euler(field, x, schedule(request.steps, gh * gw)):
+        x = mx.concatenate([noise(seed, gh * gw, klein.info.d_latent) for seed in request.seeds])
+    for step in euler(field, x, klein.info.family.schedule(request.steps, gh * gw)):
         clean = step.latents - step.t_next * step.velocity  # lazy: worked out if somebody looks
         yield Step(*step, partial(decode, clean))
 

@@ -4,7 +4,7 @@ Nothing here depends on MLX or on kleinlite; the tests only read what this write
 
     pip install -e ".[dev]"
     python tests/goldens/make_z_image_golden.py            # seconds
-    python tests/goldens/make_z_image_golden.py --check    # compute again and compare, write nothing but a temporary folder
+    python tests/goldens/make_z_image_golden.py --check   # compute again and compare, write nothing else
 
 The model is a folder in the released layout, its weights bfloat16 and its transformer in three shards.
 `expected.safetensors` has what diffusers makes of it in float32:
