@@ -39,7 +39,7 @@ class Loras(MutableMapping[str, float]):
     def _add(self, file: str | Path, scale: float) -> str:
         adapter = open_adapter(file)
         check_scale(adapter, scale)
-        adapter.changes(self._net or network_of(self._cfg)(self._cfg))  # without weights, since MLX is lazy: all must fit
+        adapter.changes(self._net or network_of(self._cfg)(self._cfg))  # no weights, MLX is lazy: all must fit
         name, number = adapter.name, 2
         while name in self._adapters:
             name, number = f"{adapter.name}-{number}", number + 1
