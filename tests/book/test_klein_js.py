@@ -11,13 +11,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from browser import serving
+from tokenizers import Tokenizer
 
 from kleinlite import Klein
-from kleinlite.autoencoder import GroupNorm
+from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, GroupNorm
 from kleinlite.book import live
+from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.sampling import noise, schedule
-from kleinlite.text_encoder import TEMPLATE
-from kleinlite.transformer import modulate
+from kleinlite.text_encoder import TEMPLATE, TextEncoder, TextEncoderConfig
+from kleinlite.transformer import Transformer, TransformerConfig, modulate
 
 OPEN = """async ([scripts, model, script, kernel]) => {
     window.code = await import(`${scripts}/${script}`);
@@ -71,13 +73,13 @@ def server(folder):
 
 @pytest.fixture(scope="module")
 def opened(chromium, folder, server):
-    """opened(script, kernel): a page in which `klein` is the model, by this script, with the kernel or without."""
-    (model,) = folder.parent.glob("nano-*")
+    """opened(script, kernel, model): a page in which `klein` is a model, by this script, with the kernel or without."""
 
-    def opened(script: str = "klein.js", kernel: bool = True):
+    def opened(script: str = "klein.js", kernel: bool = True, model: str = "nano"):
+        (there,) = folder.parent.glob(f"{model}-*")
         page = chromium.new_page()
         page.goto(server)
-        wasm = page.evaluate(OPEN, [f"{server}/{folder.name}", f"{server}/{model.name}", script, kernel])
+        wasm = page.evaluate(OPEN, [f"{server}/{folder.name}", f"{server}/{there.name}", script, kernel])
         assert wasm == kernel
         return page
 
@@ -144,6 +146,44 @@ def test_the_same_pictures(page, models, case):
 
 def test_the_same_without_webassembly(opened, models):
     check(compare(opened(kernel=False), models["nano"], {"prompt": "a red house", "seed": 4, "steps": 2}))
+
+
+def write_other_model(folder: Path, tokenizer: Tokenizer) -> None:
+    """A random model and its base, with another number wherever a config has one."""
+    mx.random.seed(7)
+    vocab = tokenizer.get_vocab_size()
+    text_cfg = TextEncoderConfig(
+        vocab=vocab,
+        d=24,
+        d_mlp=44,
+        layers=5,
+        heads=6,
+        kv_heads=2,
+        hd=12,
+        theta=1e4,
+        eps=1e-5,
+        taps=(1, 3, 4),
+        tokens=40,
+    )
+    cfg = TransformerConfig(
+        double_blocks=1, single_blocks=3, heads=3, axes=(4, 8, 6, 6), d_text=48, mlp_ratio=2.0, theta=500, d_time=128
+    )
+    vae_cfg = AutoencoderConfig(
+        channels=(4, 8, 16, 12), decoder_channels=(8, 12, 16, 20), layers=2, groups=4, bn_eps=1e-3
+    )
+    text_encoder, autoencoder = TextEncoder(text_cfg), Autoencoder(vae_cfg)
+    autoencoder.bn.running_mean, autoencoder.bn.running_var = mx.random.normal((128,)), mx.random.uniform(shape=(128,))
+    save_encoders(folder, autoencoder, vae_cfg, 64, text_encoder, tokenizer)
+    save_transformer(folder, Transformer(cfg), text_cfg, distilled=True)
+    save_transformer(folder / "base", Transformer(cfg), text_cfg, distilled=False)
+
+
+def test_all_numbers_are_read_from_the_configs(opened, folder, models, tmp_path):
+    write_other_model(tmp_path, models["nano"].tokenizer)
+    live.write_folder(folder.parent, "other", live.read_model(tmp_path))
+    page, case = opened(model="other"), {"prompt": "a fox", "seed": 5, "steps": 2}
+    check(compare(page, Klein.from_pretrained(tmp_path), case | {"reference": (80, 64)}))
+    check(compare(page, Klein.from_pretrained(tmp_path / "base"), case | {"guidance": 3.0, "model": "nano-base"}))
 
 
 def test_the_site_has_a_whole_model(folder, models):

@@ -10,6 +10,7 @@ from kleinlite.book.widgets.explorers import record_attention
 from kleinlite.pipeline import to_images
 from kleinlite.position_ids import apply_rope, image_ids, rope_table
 from kleinlite.sampling import empirical_mu
+from kleinlite.text_encoder import TEMPLATE
 
 PROMPT, OTHER = "a red circle above a blue square", "a blue circle above a blue square"
 VIEWS = ["tokens", "reading", "features", "latents", "attention", "modulation", "velocity", "picture", "difference"]
@@ -78,9 +79,10 @@ def test_attention_of_a_word(open_page, home, nano):
     slide(page, "step", 3)
     slide(page, "block", 4)
     _, maps = record_attention(nano, PROMPT, 7)
-    tokens = nano.tokenizer.encode(PROMPT).tokens
-    at = 3 + next(i for i, token in enumerate(tokens) if token.endswith("square"))  # behind the template's first three
-    seen = maps[2][3][:, at]
+    text = TEMPLATE.format(PROMPT)
+    first, spans = text.index("square"), nano.tokenizer.encode(text).offsets
+    at = [i for i, (start, end) in enumerate(spans) if start < first + len("square") and end > first]
+    seen = maps[2][3][:, at].sum(axis=-1)
     assert page.inner_text(CAPTION.format(1)).endswith(f"up to {(seen.max() / seen.mean()).item():.1f} times the mean")
     assert log.errors == []
 

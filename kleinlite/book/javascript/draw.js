@@ -25,7 +25,7 @@ const SIZES = [
   [32, 0],
   [0, 32],
   [32, 32],
-].map(([w, h]) => `${SIZE + w}x${SIZE + h}`);
+].map(([w, h]) => `${Math.max(64, SIZE + w)}x${Math.max(64, SIZE + h)}`); // what can be a reference
 
 const field = (name, label, input) => {
   input.name = name;

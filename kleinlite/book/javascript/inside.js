@@ -113,7 +113,9 @@ const headSlider = (key, heads) =>
 const VIEWS = {
   tokens: {
     box: "tokens",
-    says: "The sentence is cut into pieces that the tokenizer knows, each with a number; around it stands a chat template, behind it padding.",
+    says:
+      "The sentence is cut into pieces that the tokenizer knows, each with a number; around it stands a chat " +
+      "template, behind it padding.",
     chapter: ["03_text_encoder", 3],
     show: ({ read }) => [
       make(
@@ -128,7 +130,9 @@ const VIEWS = {
   },
   reading: {
     box: "reading",
-    says: "Each token gathers from those before it. Choose one: the brighter another, the more of it is taken in by this head.",
+    says:
+      "Each token gathers from those before it. Choose one: the brighter another, the more of it is taken in by " +
+      "this head.",
     chapter: ["03_text_encoder", 3],
     controls: () => [
       slider("layer", { min: 1, max: runs[0].read.textLayers, value: now.layer + 1 }, (v) => {
@@ -167,7 +171,9 @@ const VIEWS = {
   },
   features: {
     box: "features",
-    says: "What three layers make of every token, side by side: the transformer reads this and nothing else. Rows are tokens, columns are channels; the numbers say how alike a token's vector is from one tap to the next.",
+    says:
+      "What three layers make of every token, side by side: the transformer reads this and nothing else. Rows " +
+      "are tokens, columns are channels; the numbers say how alike a token's vector is from one tap to the next.",
     chapter: ["03_text_encoder", 3],
     show: ({ read }) => {
       const { taps, features, tokens, m } = read,
@@ -222,7 +228,9 @@ const VIEWS = {
   },
   latents: {
     box: "latents",
-    says: "The picture is made in a small grid of numbers, many channels deep. Each square is one channel of what is expected from this step; choose one, push it, and see what it paints.",
+    says:
+      "The picture is made in a small grid of numbers, many channels deep. Each square is one channel of what is " +
+      "expected from this step; choose one, push it, and see what it paints.",
     chapter: ["01_autoencoder", 1],
     controls: () => [
       slider("channel", { min: 0, max: runs[0].read.channels - 1, value: now.channel }, (v) => {
@@ -295,7 +303,9 @@ const VIEWS = {
   },
   attention: {
     box: "attention",
-    says: "Every patch of the picture looks at all others, and at the words. Choose a patch: bright is where it looks; words and picture share its whole attention.",
+    says:
+      "Every patch of the picture looks at all others, and at the words. Choose a patch: bright is where it " +
+      "looks; words and picture share its whole attention.",
     chapter: ["05_transformer", 5],
     controls: () => [blockSlider(), headSlider("head", runs[0].read.heads)],
     show: (run) => {
@@ -332,7 +342,9 @@ const VIEWS = {
   },
   modulation: {
     box: "modulation",
-    says: "The noise level t alone decides how strongly each part of a block is shifted, scaled and let through: the mean size of these vectors, from pure noise (1) to the picture (0). The red line is this step.",
+    says:
+      "The noise level t alone decides how strongly each part of a block is shifted, scaled and let through: the " +
+      "mean size of these vectors, from pure noise (1) to the picture (0). The red line is this step.",
     chapter: ["05_transformer", 5],
     controls: () => [
       toggles(
@@ -391,7 +403,9 @@ const VIEWS = {
   },
   velocity: {
     box: "velocity",
-    says: "The answer of the transformer is a direction. From where the walk stands, the arrow leads to the picture expected there; a step goes part of the way, and asks again.",
+    says:
+      "The answer of the transformer is a direction. From where the walk stands, the arrow leads to the picture " +
+      "expected there; a step goes part of the way, and asks again.",
     chapter: ["04_sampling", 4],
     show: (run) => {
       const {
@@ -458,7 +472,9 @@ const VIEWS = {
   },
   picture: {
     box: "picture",
-    says: "The decoder makes pixels of latents: this is the picture that is expected from the step, and after the last one the picture.",
+    says:
+      "The decoder makes pixels of latents: this is the picture that is expected from the step, and after the " +
+      "last one the picture.",
     chapter: ["06_pipeline", 6],
     show: (run) => [
       figure(
@@ -472,7 +488,10 @@ const VIEWS = {
   },
   difference: {
     box: "difference",
-    says: "Both began with the same noise: what differs comes from the words. The lines say how far the two are apart after every block, in parts of their own size; the map, where in the picture, after the chosen block.",
+    says:
+      "Both began with the same noise: what differs comes from the words. The lines say how far the two are " +
+      "apart after every block, in parts of their own size; the map, where in the picture, after the chosen " +
+      "block.",
     chapter: ["05_transformer", 5],
     controls: () => [blockSlider(false)],
     together: true,

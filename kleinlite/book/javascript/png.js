@@ -1,5 +1,5 @@
-// A PNG file that remembers what made it, as kleinlite writes them. Not by the canvas: some browsers change what is read
-// from it, to tell visitors less apart.
+// A PNG file that remembers what made it, as kleinlite writes them. Not by the canvas: some browsers change what is
+// read from it, so that nobody can tell visitors apart.
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
   for (let k = 0; k < 8; k++) n = n & 1 ? 0xedb88320 ^ (n >>> 1) : n >>> 1;
@@ -37,7 +37,7 @@ export async function png({ rgba, width, height }, about) {
   );
 }
 
-/** What `kleinlite generate --like` reads: the arguments of a call. The seed may be larger than JSON.stringify can write. */
+/** What `kleinlite generate --like` reads: the arguments of a call. A seed may be larger than JSON.stringify writes. */
 export function describe({ model, prompt, seed, steps, guidance, width, height, reference }) {
   const rest = JSON.stringify({
     model,
