@@ -166,7 +166,7 @@ def write_other_model(folder: Path, tokenizer: Tokenizer) -> None:
         tokens=40,
     )
     cfg = TransformerConfig(
-        double_blocks=1, single_blocks=3, heads=3, axes=(4, 8, 6, 6), d_text=48, mlp_ratio=2.0, theta=500, d_time=128
+        double_blocks=1, single_blocks=3, heads=3, axes=(4, 8, 6, 6), d_text=72, mlp_ratio=2.0, theta=500, d_time=128
     )
     vae_cfg = AutoencoderConfig(
         channels=(4, 8, 16, 12), decoder_channels=(8, 12, 16, 20), layers=2, groups=4, bn_eps=1e-3
