@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import ast
 import base64
-import html
 import io
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from PIL import Image
 
 __all__ = ["Mistake", "insert_mistakes", "read_mistakes"]
 
-MARKER = re.compile(r"\{\{#mistake (\w+): (.+?)\}\}")
+MARKER = re.compile(r"(?<!\\)\{\{#mistake (\w+): (.+?)\}\}")
 ROW, COLUMNS = 96, 4  # pixels of a picture's place in what `plots.rows` draws, and pictures in a row
 Names = dict[str, ast.expr]
 
@@ -32,9 +32,11 @@ class Mistake(NamedTuple):
     picture: Image.Image  # above four pictures drawn rightly, below the same with the mistake
 
 
-def insert_mistakes(text: str, notebooks: dict[str, dict]) -> str:
-    """A page's Markdown with the mistakes that it asks for. notebooks: by path, "02_position_ids.ipynb".
+def insert_mistakes(text: str, notebooks: dict[str, dict], show: Callable[[str, str, dict[str, int]], str]) -> str:
+    """A page's Markdown with the mistakes that it asks for.
 
+    notebooks: by path, "02_position_ids.ipynb".
+    show: makes HTML of a JPEG in base64, its description and its size.
     Raises LookupError for a mistake that its chapter does not compare, or stores in another way than it did.
     """
     known: dict[str, dict[str, Mistake]] = {}
@@ -44,7 +46,7 @@ def insert_mistakes(text: str, notebooks: dict[str, dict]) -> str:
         try:
             if chapter not in known:
                 known[chapter] = read_mistakes(notebooks[f"{chapter}.ipynb"])
-            return render_mistake(chapter, name, known[chapter][name])
+            return render_mistake(chapter, name, known[chapter][name], show)
         except KeyError:
             raise LookupError(f"{chapter}.ipynb compares no mistake called “{name}”") from None
         except ValueError as error:
@@ -145,15 +147,15 @@ def pair_of_rows(sheet: Image.Image, margin: int, row: int) -> Image.Image:
     return pair
 
 
-def render_mistake(chapter: str, name: str, mistake: Mistake) -> str:
+def render_mistake(chapter: str, name: str, mistake: Mistake, show: Callable[..., str]) -> str:
     """Markdown: the pictures, the line, and who noticed. chapter: "02_position_ids"."""
     file = io.BytesIO()
     mistake.picture.save(file, "JPEG", quality=75, optimize=True)
-    data, (width, height) = base64.b64encode(file.getvalue()).decode(), mistake.picture.size
-    words = html.escape(f"Four pictures drawn rightly, and below them with the mistake: {name}")
+    size = dict(zip(("width", "height"), mistake.picture.size))
+    words = f"Four pictures drawn rightly, and below them with the mistake: {name}"
     link = f"[chapter {int(chapter[:2])}]({chapter}.ipynb#what-if-this-line-were-wrong)"
     return "\n\n".join([
-        f'<p><img alt="{words}" width="{width}" height="{height}" src="data:image/jpeg;base64,{data}"></p>',
+        show(base64.b64encode(file.getvalue()).decode(), words, size),
         f"**{name}**, in `{mistake.where}` ({link}):",
         mistake.code,
         f"Caught by the check: *{mistake.caught}*.",

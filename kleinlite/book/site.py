@@ -337,9 +337,11 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
             continue
         try:
             chapter["content"] = live.CODE.sub(excerpt, chapter["content"])
-            chapter["content"] = atlas.insert_mistakes(chapter["content"], notebooks)
         except LookupError as error:
             problems.append(f"{source}/{chapter['path']}: {error}")
+        if "{{#changelog}}" in chapter["content"]:  # whose links are written for GitHub, from the folder above
+            log = (root / "CHANGELOG.md").read_text("utf-8").replace(f"]({source}/", "](")
+            chapter["content"] = chapter["content"].replace("{{#changelog}}", log)
         if "{{#api}}" in chapter["content"]:
             chapter["content"] = chapter["content"].replace("{{#api}}", api.reference(root / "kleinlite"))
     texts = {c["path"]: markdown_of(notebooks[c["path"]]) if c["path"] in notebooks else c["content"] for c in found}
@@ -350,6 +352,7 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
         if path in notebooks:
             chapter["content"] = render_notebook(notebooks[path], path, site)
         else:
+            chapter["content"] = show_mistakes(chapter["content"], path, notebooks, site)
             chapter["content"] = site.link_terms(render_prose(chapter["content"], path, f"{source}/{path}", site), path)
         chapter["number"] = chapter_number(path) or ([98, i] if chapter.get("parent_names") else None)
     check_sizes({c["path"]: len(c["content"].encode()) for c in found}, site)
@@ -357,6 +360,16 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
         used = {name for names in site.pictures.values() for name in names}
         live.remove_others(root / source / live.PICTURES, used)
     return site.problems
+
+
+def show_mistakes(text: str, path: str, notebooks: dict[str, dict], site: Site) -> str:
+    """A page with the chapters' known mistakes that it asks for."""
+    show = lambda data, alt, size: render_picture("image/jpeg", data, alt, size, path, site)
+    try:
+        return atlas.insert_mistakes(text, notebooks, show)
+    except LookupError as error:
+        site.problems.append(f"{site.source}/{path}: {error}")
+        return text
 
 
 def chapter_number(path: str) -> list[int] | None:

@@ -1,16 +1,23 @@
 """The atlas of wrong pictures: it shows every mistake of the chapters, as they store it."""
 
+import base64
+import io
 import json
-import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from kleinlite.book import atlas
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 STORED = {path.name: json.loads(path.read_text("utf-8")) for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))}
 PAGE = (NOTEBOOKS / "atlas.md").read_text("utf-8")
+
+
+def shown(data: str, words: str, size: dict[str, int]) -> str:
+    assert Image.open(io.BytesIO(base64.b64decode(data))).size == (size["width"], size["height"])
+    return f"picture of {size['width']} × {size['height']}: {words}"
 
 
 def test_every_mistake_of_the_chapters_is_there():
@@ -30,9 +37,13 @@ def test_what_an_entry_says():
     right = [mistake.picture.crop((0, 0, size[0], size[1] // 2)) for mistake in mistakes.values()]
     assert size == (384, 192) and all(picture.tobytes() == right[0].tobytes() for picture in right)
     assert halves.picture.tobytes() != swapped.picture.tobytes()
-    text = atlas.insert_mistakes("Look:\n\n{{#mistake 02_position_ids: h and w swapped}}\n", STORED)
+    text = atlas.insert_mistakes("Look:\n\n{{#mistake 02_position_ids: h and w swapped}}\n", STORED, shown)
     assert text.startswith("Look:") and "](02_position_ids.ipynb#what-if-this-line-were-wrong)" in text
-    assert len(re.findall(r'<img alt="[^"]+" width="384" height="192" src="data:image/jpeg;base64,', text)) == 1
+    assert "picture of 384 × 192: Four pictures drawn rightly, and below them with the mistake: h and w swapped" in text
+
+
+def test_a_marker_that_is_only_talked_about():
+    assert atlas.insert_mistakes(r"`\{{#mistake 02_position_ids: x}}`", STORED, shown).startswith("`\\{{#mistake")
 
 
 def test_a_method_that_was_replaced():
@@ -51,7 +62,7 @@ def test_a_method_that_was_replaced():
 )
 def test_a_mistake_that_is_not_there(marker, sentence):
     with pytest.raises(LookupError, match=sentence):
-        atlas.insert_mistakes(f"{{{{#mistake {marker}}}}}", STORED)
+        atlas.insert_mistakes(f"{{{{#mistake {marker}}}}}", STORED, shown)
 
 
 def test_outputs_of_another_run():
@@ -61,7 +72,7 @@ def test_outputs_of_another_run():
     (text,) = (output for output in compared["outputs"] if output["output_type"] == "stream")
     text["text"] = [line.replace("linear:", "bent:") for line in text["text"]]
     with pytest.raises(LookupError, match=r"cannot be shown: .* run the notebook"):
-        atlas.insert_mistakes("{{#mistake 04_sampling: linear}}", {"04_sampling.ipynb": notebook})
+        atlas.insert_mistakes("{{#mistake 04_sampling: linear}}", {"04_sampling.ipynb": notebook}, shown)
     text["text"] = text["text"][:1]
     with pytest.raises(LookupError, match="is not 2 rows of 96 pixels"):
-        atlas.insert_mistakes("{{#mistake 04_sampling: linear}}", {"04_sampling.ipynb": notebook})
+        atlas.insert_mistakes("{{#mistake 04_sampling: linear}}", {"04_sampling.ipynb": notebook}, shown)
