@@ -28,7 +28,7 @@ from .nano import stages
 if TYPE_CHECKING:
     from PIL import Image
 
-PLAIN = argparse.RawDescriptionHelpFormatter
+RAW_HELP = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
 examples:
   kleinlite generate "a red circle above a blue square" --seed 7 -o circle.png
@@ -54,29 +54,29 @@ Stopped by Ctrl-C, the same command goes on where it was. Samples and losses are
 # ---------------------------------------------------------------- what is typed
 
 
-def size(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)[x×](\d+)", text, re.IGNORECASE)
+def parse_size(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,12})[x×](\d{1,12})", text, re.IGNORECASE)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not WIDTHxHEIGHT in pixels, such as 96x96 or 512x768")
     return int(found[1]), int(found[2])
 
 
-def whole(text: str) -> int:
+def parse_int(text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def decimal(text: str) -> float:
+def parse_float(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-def quantization(text: str) -> int | str:
-    return int(text) if text.isdigit() else text  # `find_packing` knows what there is
+def parse_quantization(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text  # `find_packing` knows what there is
 
 
 def lora(text: str) -> tuple[str, float]:
@@ -101,15 +101,16 @@ def make_parser() -> Parser:
         return sub.add_argument
 
     about = "draw a picture; what is not said comes from the model's own files"
-    add = command("generate", generate, about, epilog=EXAMPLES, formatter_class=PLAIN)
+    add = command("generate", generate, about, epilog=EXAMPLES, formatter_class=RAW_HELP)
     add("prompt", nargs="?", metavar="PROMPT", help="what to draw, in quotes; with --image: what to change")
     add("--model", metavar="NAME", help="see `kleinlite models`; or a hub repository, folder or file (default: nano)")
-    add("--size", type=size, metavar="WxH", help="pixels, multiples of 16 (default: the model's, or --image's)")
-    add("--steps", type=whole, metavar="N", help="looks at the picture on its way out of the noise")
-    add("--guidance", type=decimal, metavar="G", help="how far to follow the prompt, from 1; base models only")
+    add("--size", type=parse_size, metavar="WxH", help="pixels, multiples of 16 (default: the model's, or --image's)")
+    add("--steps", type=parse_int, metavar="N", help="looks at the picture on its way out of the noise")
+    add("--guidance", type=parse_float, metavar="G", help="how far to follow the prompt, from 1; base models only")
     add("--negative", metavar="TEXT", help="what to stay away from; needs guidance")
-    add("--seed", type=whole, metavar="N", help="the same seed draws the same picture (default: a random one)")
-    add("--quantize", type=quantization, metavar="Q", help=f"weights in fewer bits: {QUANTIZE} (default: as they are)")
+    add("--seed", type=parse_int, metavar="N", help="the same seed draws the same picture (default: a random one)")
+    bits = f"weights in fewer bits: {QUANTIZE} (default: as they are)"
+    add("--quantize", type=parse_quantization, metavar="Q", help=bits)
     add("--image", nargs="+", action="extend", metavar="REF", help="pictures to edit or to combine")
     loras = "adapters to add, each with its strength if not 1: style.safetensors:0.7; or cross, outlined for nano"
     add("--lora", nargs="+", action="extend", type=lora, metavar="FILE[:SCALE]", help=loras)
@@ -124,16 +125,16 @@ def make_parser() -> Parser:
     add = command("download", download, about)
     add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, owner/name")
     about = "write a model in fewer bits, as a folder that is loaded like the model itself"
-    add = command("quantize", quantize, about, epilog=QUANTIZE_EXAMPLES, formatter_class=PLAIN)
+    add = command("quantize", quantize, about, epilog=QUANTIZE_EXAMPLES, formatter_class=RAW_HELP)
     add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, folder or file")
     add("output", type=Path, metavar="OUT", help="the new folder")
-    add("--bits", type=quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8")
+    add("--bits", type=parse_quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8")
     add("--mode", metavar="MODE", help="in place of --bits: mxfp4, mxfp8 or nvfp4")
     add("--offline", action="store_true", help="download nothing, and ask no network")
     command("train", train, stages.ABOUT)
     stages.add_arguments(commands.choices["train"])
     about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"
-    add = command("train-lora", train_lora, about, epilog=LORA_EXAMPLES, formatter_class=PLAIN)
+    add = command("train-lora", train_lora, about, epilog=LORA_EXAMPLES, formatter_class=RAW_HELP)
     add(
         "folder",
         type=Path,
@@ -142,16 +143,16 @@ def make_parser() -> Parser:
     )
     add("--model", default="base-4b", metavar="NAME", help="a base model: base-4b (default), base-9b, nano-base")
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the adapter, a .safetensors file")
-    add("--rank", type=whole, default=16, metavar="R", help="how much it can learn, and how large it is (default: 16)")
-    add("--steps", type=whole, default=500, metavar="N", help="steps of training (default: 500)")
-    add("--rate", type=decimal, default=1e-4, metavar="X", help="the peak of the learning rate (default: 1e-4)")
-    add("--batch", type=whole, default=1, metavar="B", help="pictures at a time (default: 1)")
-    add("--accumulate", type=whole, default=4, metavar="N", help="batches that make one step (default: 4)")
-    add("--size", type=size, metavar="WxH", help="scale and cut all pictures (default: as they are)")
-    add("--quantize", type=quantization, metavar="Q", help=f"train beside weights in fewer bits: {QUANTIZE}")
+    add("--rank", type=parse_int, default=16, metavar="R", help="how much it can learn, and its size (default: 16)")
+    add("--steps", type=parse_int, default=500, metavar="N", help="steps of training (default: 500)")
+    add("--rate", type=parse_float, default=1e-4, metavar="X", help="the peak of the learning rate (default: 1e-4)")
+    add("--batch", type=parse_int, default=1, metavar="B", help="pictures at a time (default: 1)")
+    add("--accumulate", type=parse_int, default=4, metavar="N", help="batches that make one step (default: 4)")
+    add("--size", type=parse_size, metavar="WxH", help="scale and cut all pictures (default: as they are)")
+    add("--quantize", type=parse_quantization, metavar="Q", help=f"train beside weights in fewer bits: {QUANTIZE}")
     add("--layout", choices=("diffusers", "comfy"), default="diffusers", help="whose names the file has")
-    add("--seed", type=whole, default=0, metavar="N", help="of the adapter's beginning and of its batches (default: 0)")
-    add("--every", type=whole, default=100, metavar="N", help="steps between two looks at it (default: 100)")
+    add("--seed", type=parse_int, default=0, metavar="N", help="of its beginning and of its batches (default: 0)")
+    add("--every", type=parse_int, default=100, metavar="N", help="steps between two looks at it (default: 100)")
     add("--plan", action="store_true", help="only say how much memory it takes")
     add("--offline", action="store_true", help="download nothing, and ask no network")
     about = "show what made a picture, what an adapter changes or, without a file, the versions for a bug report"
@@ -175,7 +176,7 @@ def open_reference(path: str) -> Image.Image:
         raise ValueError(f"{path}: {error}") from None
 
 
-def new_name(prompt: str, seed: int) -> Path:
+def find_free_name(prompt: str, seed: int) -> Path:
     """A new file in this folder: a-red-circle-7.png or, if that is there, a-red-circle-7-2.png, and so on."""
     plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
     stem = "-".join(re.findall("[a-z0-9]+", plain))[:60].strip("-") or "picture"
@@ -206,7 +207,7 @@ def check_folder(folder: Path) -> None:
 # ---------------------------------------------------------------- generate
 
 
-def choose(args: argparse.Namespace) -> tuple[str, dict, dict]:
+def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
     """The model's name, how to open it, and `check_request`'s arguments: what was typed, else what --like says."""
     from .drawing.loras import find_remembered
     from .drawing.picture_file import read_metadata
@@ -215,7 +216,7 @@ def choose(args: argparse.Namespace) -> tuple[str, dict, dict]:
         raise ValueError("--model is empty: name a model, see `kleinlite models`, or leave it out for nano.")
     like = read_metadata(args.like) if args.like is not None else {}
     model = args.model or like.get("model", "nano")
-    if args.model is None and not is_here(model):  # a picture may come from anybody
+    if args.model is None and not is_local(model):  # a picture may come from anybody
         raise ValueError(
             f"{args.like} was drawn with {model!r}, which is not on this machine: if you trust it, say --model {model}."
         )
@@ -251,7 +252,7 @@ def choose(args: argparse.Namespace) -> tuple[str, dict, dict]:
     )
 
 
-def is_here(model: str) -> bool:
+def is_local(model: str) -> bool:
     """Whether a model can be opened without a download."""
     from .models.download import find_cached
     from .models.registry import BUNDLED
@@ -282,7 +283,7 @@ def generate(args: argparse.Namespace) -> None:
     from .models.registry import find_released
     from .pipeline import Klein
 
-    model, settings, arguments = choose(args)
+    model, settings, arguments = resolve_arguments(args)
     quantize = settings["quantize"]
     # What can be found before gigabytes are fetched. The model's own files have the last word, below.
     released = find_released(model)
@@ -295,7 +296,7 @@ def generate(args: argparse.Namespace) -> None:
         request = check_request(info, **arguments | {"guidance": None})
     prompt, seed = request.prompts[0], request.seeds[0]
     find_packing(quantize)
-    check_output(args.output or new_name(prompt, seed))
+    check_output(args.output or find_free_name(prompt, seed))
     loras = Loras(RELEASED_CONFIGS[released.size.name][0]) if released else None
     for file, scale in settings["loras"]:
         open_adapter(file) if loras is None else loras.add(file, scale)
@@ -309,14 +310,14 @@ def generate(args: argparse.Namespace) -> None:
     start = time.perf_counter()
     picture = klein.draw(request, progress=sys.stderr.isatty())
     seconds = time.perf_counter() - start
-    path = args.output or new_name(prompt, seed)
+    path = args.output or find_free_name(prompt, seed)
     save_picture(picture, path)
-    name = model if quantize is None else f"{model} in {in_words(quantize)}"
+    name = model if quantize is None else f"{model} in {name_quantization(quantize)}"
     name += "".join(f" + {lora} × {scale:g}" for lora, scale in klein.loras.items())
     print(printable(f"{path}: {picture.width}x{picture.height}, {name}, seed {seed}, {seconds:.1f} s"))
 
 
-def in_words(quantize: int | str) -> str:
+def name_quantization(quantize: int | str) -> str:
     return f"{quantize} bits" if isinstance(quantize, int) else quantize
 
 
@@ -329,20 +330,20 @@ def info(args: argparse.Namespace) -> None:
         from .models.adapters import describe as describe_adapter, find_adapter, open_adapter
 
         if find_adapter(args.file).suffix == ".safetensors":
-            return show(describe_adapter(open_adapter(args.file)))
-        return show(read_metadata(args.file))
+            return print_facts(describe_adapter(open_adapter(args.file)))
+        return print_facts(read_metadata(args.file))
     import mlx.core as mx
 
     from .cpu import blas_name, blas_speeds
 
-    show({"kleinlite": __version__, "mlx": mx.__version__, "python": platform.python_version()})
+    print_facts({"kleinlite": __version__, "mlx": mx.__version__, "python": platform.python_version()})
     device = f"{mx.default_device()}, {mx.device_info().get('device_name', 'unknown')}"
     speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in blas_speeds().items())
     blas = (blas_name() or "MLX's own") + (f" (the fastest here, in GFLOP/s: {speeds})" if speeds else "")
-    show({"platform": platform.platform(), "device": device, "BLAS": blas})
+    print_facts({"platform": platform.platform(), "device": device, "BLAS": blas})
 
 
-def show(facts: dict) -> None:
+def print_facts(facts: dict) -> None:
     """One line per fact."""
     for name, value in facts.items():
         print(printable(f"{name:16}{value}"))
@@ -355,7 +356,7 @@ def models(args: argparse.Namespace) -> None:
     from .models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_BYTES
 
     head = "name", "steps", "parameters", "memory, GB", "download", "licence", "here"
-    rows = [head, *map(describe, [*BUNDLED, *MODELS])]
+    rows = [head, *map(describe_model, [*BUNDLED, *MODELS])]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
@@ -369,7 +370,7 @@ def models(args: argparse.Namespace) -> None:
     )
 
 
-def describe(name: str) -> tuple[str, ...]:
+def describe_model(name: str) -> tuple[str, ...]:
     """One row of the table: of a bundled model from its files, of a released one from the registry."""
     import mlx.core as mx
 
@@ -447,7 +448,7 @@ def quantize(args: argparse.Namespace) -> None:
         )
     quantize_model(args.model, out, quantize, progress=sys.stderr.isatty())
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    print(f"{out}: {args.model} in {in_words(quantize)}, {size / 1e6:,.1f} MB")
+    print(f"{out}: {args.model} in {name_quantization(quantize)}, {size / 1e6:,.1f} MB")
 
 
 def train_lora(args: argparse.Namespace) -> None:

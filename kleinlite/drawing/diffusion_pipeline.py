@@ -64,7 +64,7 @@ class DiffusionPipeline(Parts):
         )  # fmt: skip
         return self.draw(request, progress)
 
-    def check_request(self, prompt: str | Sequence[str], images: Sequence[Image.Image] = (), **options) -> Request:
+    def check_request(self, prompt: str | Sequence[str], images: Sequence[Image.Image] = (), **options: Any) -> Request:
         """The arguments of a call as a `Request`, or what is wrong with them; nothing is loaded for it."""
         references = [self.prepare_reference(image) for image in check_images(images)]
         request = check_request(self.info, prompt, references, **options)

@@ -29,6 +29,7 @@ def open_picture(path: str | Path) -> Image.Image:
         raise ValueError(f"{path} {what}: name a picture's file.")
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged tags: the picture comes, or the sentence
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as image:
                 image.load()  # text chunks may come after the pixels
