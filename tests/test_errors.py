@@ -587,10 +587,10 @@ def test_a_picture_cannot_have_a_model_downloaded(hub, refused):
 def test_a_picture_that_wants_to_be_large(change, tiny, refused):
     remember("x.png", json.dumps(MADE | {"model": str(tiny)} | change))
     for more in ([], ["--model", "nano"]):
-        start = time.perf_counter()
+        start = time.process_time()
         with_limit = "pixels" if "width" in change and len(change) == 1 else "takes GB of memory"
         refused(with_limit, "generate", "--like", "x.png", *more)
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(

@@ -91,13 +91,13 @@ def test_photographs_are_turned_upright():
 def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path, recwarn):
     path = tmp_path / "large.png"
     Image.new("1", (13_000, 13_000)).save(path)  # 169 million pixels in 21 kB
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ValueError, match=r"large.png has more than 89 million pixels"):
         open_picture(path)
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with pytest.raises(ValueError, match="13000×13000 is too large, at most 89 million"):
         prepare_reference(Image.open(path))
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert [w for w in recwarn if "kleinlite" in str(w.filename)] == []
 
 

@@ -141,8 +141,8 @@ def test_any_arguments_give_a_request_or_a_sentence(arguments, info):
 def test_what_cannot_fit_is_refused_at_once(klein, how):
     """Before noise, references or anything else of that size is made."""
     mx.reset_peak_memory()
-    before, start = mx.get_active_memory(), time.perf_counter()
+    before, start = mx.get_active_memory(), time.process_time()
     with pytest.raises(MemoryError, match=r"takes [\d.]+ GB of memory, and the machine has"):
         klein(**{"prompt": "a", "width": 1024, "height": 1024, "progress": False} | how)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1  # what the processor did; others may be busy
     assert mx.get_peak_memory() - before < 10**6 and klein.loaded == {}
