@@ -7,7 +7,7 @@ threads that come and go. So everything that computes here goes through `in_turn
 - in the main thread at once, so that Ctrl-C, a debugger and a progress bar work as always;
 - from all other threads in one thread that stays, in the order in which they came.
 
-Both work on one stream, which MLX allows all threads to use as long as they take turns: a lock sees to that.
+Both work on streams that MLX allows all threads to use as long as they take turns: a lock sees to that.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ process = setup_process()  # the one in which MLX has worked first
 
 
 @cache
-def shared_stream(device: str) -> mx.Stream:
-    """A stream of the default device (there is one for each name) that any thread may use."""
-    return mx.new_thread_unsafe_stream(mx.default_device())
+def shared_stream(device: mx.DeviceType) -> mx.Stream:
+    """The stream of a device that all threads use in turn."""
+    return mx.new_thread_unsafe_stream(device)
 
 
 def in_turn(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -54,7 +54,8 @@ def compute(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     global process
     with LOCK:
         process = os.getpid()
-        with mx.stream(shared_stream(str(mx.default_device()))):
+        device = mx.default_device().type
+        with mx.stream(shared_stream(mx.cpu)), mx.stream(shared_stream(device)):  # files are read on the CPU, too
             return function(*args, **kwargs)
 
 
