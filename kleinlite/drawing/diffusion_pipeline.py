@@ -38,7 +38,7 @@ class DiffusionPipeline(Parts):
         keep_loaded: keep the text encoder in memory between prompts.
         loras: adapter files, each with a scale if not 1: ["dog.safetensors", ("style.safetensors", 0.7)]; see `loras`.
         """
-        check_loading(name, quantize, dtype, parts)
+        check_loading(name, quantize, dtype, parts, loras)
         dtype = dtype or compute_dtype()
         klein = in_turn(lambda: cls(open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts), keep_loaded))
         klein.loras.add_all(loras)

@@ -216,7 +216,7 @@ def check_noise(noise: mx.array, shape: tuple[int, int, int]) -> mx.array:
 
 def check_loading(
     name: str | Path, quantize: int | str | None, dtype: mx.Dtype | None,
-    parts: str | Path | dict[str, str | Path] | None,
+    parts: str | Path | dict[str, str | Path] | None, loras: Sequence[str | Path | tuple[str | Path, float]] = (),
 ) -> None:  # fmt: skip
     """Arguments of `from_pretrained`, as far as it needs no file to judge them."""
     if not isinstance(name, (str, Path)) or not str(name).strip():
@@ -229,6 +229,12 @@ def check_loading(
     for place in parts.values() if isinstance(parts, dict) else [parts]:
         if not isinstance(place, (str, Path)) and not (place is parts is None):
             raise ValueError(f"parts must be a model's name or folder, or one for each part, not {describe(place)}.")
+    if not isinstance(loras, (list, tuple)):
+        raise ValueError(f"loras must be a list of files, or of (file, scale), not {describe(loras)}.")
+    for lora in loras:
+        file, *scale = lora if isinstance(lora, (list, tuple)) and lora else (lora,)
+        if not isinstance(file, (str, Path)) or len(scale) > 1:
+            raise ValueError(f"loras must be a list of files, or of (file, scale), not of {describe(lora)}.")
 
 
 def describe(value: object) -> str:
