@@ -23,7 +23,10 @@ from ..transformer import Transformer, TransformerConfig
 from .folder import Example
 from .settings import Settings
 
-IN_FLIGHT = 150  # numbers per token and channel while one block's gradient is worked out, measured
+# Fitted to `python -m kleinlite.bench.training`, which measures a step beside what is predicted here:
+IN_FLIGHT = 155  # numbers per token and channel while one block's gradient is worked out
+KEPT = 2.5  # numbers per token and channel that each block keeps until then
+SCORES = 8.5  # arrays of attention weights, tokens × tokens for each head
 COPIES = 6  # of the adapter, in float32: weights, average, gradients, their sum, two moments
 
 
@@ -66,13 +69,14 @@ def plan_training(
     cpu = compute_dtype() == mx.float32 if cpu is None else cpu
     drawing = plan_memory(cfg, text_cfg, vae_cfg, width=width, height=height, bits=bits, references=references, cpu=cpu)
     size, tokens = 4 if cpu else 2, b * (text_cfg.tokens + width * height // 256 + references)
-    blocks = cfg.double_blocks + cfg.single_blocks
+    numbers = cfg.d * tokens * (IN_FLIGHT + KEPT * (cfg.double_blocks + cfg.single_blocks))
+    numbers += SCORES * cfg.heads * tokens**2 / b
     return TrainingPlan(
         features=drawing.text_encoder + drawing.encode,
         latents=drawing.autoencoder + drawing.decode,
         weights=drawing.transformer + drawing.autoencoder,  # it stays, for the samples
         adapter=4 * COPIES * adapter_size(cfg, rank),
-        activations=size * cfg.d * tokens * (blocks + IN_FLIGHT),
+        activations=int(size * numbers),
     )
 
 

@@ -1,0 +1,87 @@
+"""What a step of adapter training takes, predicted and measured, on a random transformer of any shape.
+
+python -m kleinlite.bench.training                              a fifth of 4B: one double block and four single ones
+python -m kleinlite.bench.training --width 1024 --size 256      narrower, on smaller pictures
+python -m kleinlite.bench.training --plan                       only what base-4b would take whole, in 16, 8 and 4 bits
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ..autoencoder import AutoencoderConfig
+from ..finetune.plan import plan_training
+from ..lora import attach, new_changes, recompute_blocks, train_only, velocity_loss
+from ..memory import compute_dtype
+from ..models.configs import RELEASED_CONFIGS
+from ..position_ids import image_ids, text_ids
+from ..quantisation import PACKINGS, quantize
+from ..transformer import Transformer, TransformerConfig
+
+
+def measure(cfg: TransformerConfig, size: int, tokens: int, rank: int, bits: int | None) -> tuple[int, int, float]:
+    """Bytes of the weights, bytes on top of them in one step, and its seconds."""
+    net, dtype = Transformer(cfg), compute_dtype()
+    net.set_dtype(dtype)
+    if bits:
+        quantize(net, PACKINGS[bits], dtype)
+    mx.eval(net.parameters())
+    weights = sum(w.nbytes for _, w in tree_flatten(net.parameters()))
+    changes = new_changes(net, rank, mx.random.key(0))
+    attach(net, "new", changes)
+    train_only(net, changes)
+    recompute_blocks(net)
+    side = size // 16
+    x, eps = (mx.random.normal((1, side * side, 128), key=mx.random.key(i)).astype(dtype) for i in (1, 2))
+    txt = mx.random.normal((1, tokens, cfg.d_text), key=mx.random.key(3)).astype(dtype)
+    batch = x, x[:, :0], txt, mx.array([0.6]), eps, *net.rope(image_ids(side, side), text_ids(tokens))
+    mx.eval(batch, net.parameters())
+    gradients = nn.value_and_grad(net, velocity_loss)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before, start = mx.get_active_memory(), time.perf_counter()
+    mx.eval(gradients(net, *batch))
+    return weights, mx.get_peak_memory() - before, time.perf_counter() - start
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Memory and time of a step of adapter training.")
+    parser.add_argument("--width", type=int, default=3072, help="of the transformer, a multiple of 128 (default: 4B's)")
+    parser.add_argument("--blocks", type=int, nargs=2, default=(1, 4), metavar=("DOUBLE", "SINGLE"))
+    parser.add_argument("--size", type=int, default=512, help="pixels along a side of the picture")
+    parser.add_argument("--tokens", type=int, default=512, help="of the text")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="pack the weights")
+    parser.add_argument("--plan", action="store_true", help="only predict, for base-4b whole")
+    options = parser.parse_args(argv)
+    text_cfg, vae_cfg = RELEASED_CONFIGS["4b"][1], AutoencoderConfig()
+    if options.plan:
+        for name, bits in (
+            ("bfloat16", 16),
+            ("8 bits", PACKINGS[8].bits_per_weight),
+            ("4 bits", PACKINGS[4].bits_per_weight),
+        ):
+            size = {"width": options.size, "height": options.size, "rank": options.rank}
+            plan = plan_training(*RELEASED_CONFIGS["4b"], vae_cfg, bits=bits, cpu=False, **size)
+            print(f"base-4b, {name}, {options.size}²: {plan.peak_bytes / 1e9:.1f} GB at most: {plan}")
+        return
+    double, single = options.blocks
+    cfg = TransformerConfig(double_blocks=double, single_blocks=single, heads=options.width // 128)
+    bits = PACKINGS[options.bits].bits_per_weight if options.bits else 8 * compute_dtype().size
+    plan = plan_training(cfg, text_cfg, vae_cfg, width=options.size, height=options.size, bits=bits, rank=options.rank)
+    weights, above, seconds = measure(cfg, options.size, options.tokens, options.rank, options.bits)
+    print(f"{double} + {single} blocks, {options.width} wide, {options.size}², rank {options.rank}")
+    print(f"weights       measured {weights / 1e9:.2f} GB")
+    print(
+        f"on top of it  measured {above / 1e9:.2f} GB, predicted {(plan.adapter / 6 + plan.activations) / 1e9:.2f} GB"
+    )
+    print(f"a step        {seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

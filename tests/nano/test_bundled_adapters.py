@@ -1,0 +1,69 @@
+"""The adapters that come with nano: they do what they were trained for, and diffusers draws the same with them."""
+
+import mlx.core as mx
+import pytest
+from golden_tools import GOLDENS
+
+from kleinlite import Klein
+from kleinlite.models.adapters import bundled, open_adapter
+from kleinlite.nano.adapters import ADAPTERS, cross, crosses_right, draw_cross, is_cross, outlined
+from kleinlite.pipeline import to_pixels
+from kleinlite.sampling import noise
+from kleinlite.scenes import Scene, Thing, draw
+
+CASES = {  # of make_nano_lora_golden.py
+    "cross": ("a green cross on a yellow background", {"cross": 1.0}),
+    "half": ("a red cross above a blue circle", {"cross": 0.5}),
+    "both": ("a purple cross on a white background", {"cross": 1.0, "outlined": 0.6}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_diffusers_draws_the_same(case):
+    """From the same noise and files: diffusers with PEFT, stored by make_nano_lora_golden.py, and ours."""
+    theirs = mx.load(str(GOLDENS / "nano_lora.safetensors"))[case].astype(mx.float32)
+    prompt, loras = CASES[case]
+    klein = Klein.from_pretrained("nano", loras=list(loras.items()))
+    ours = to_pixels(klein(prompt, noise=noise(7, 36), progress=False))[0]
+    assert mx.abs((ours + 1) * 127.5 - theirs).max().item() <= 2
+
+
+def test_diffusers_live(tmp_path):
+    pytest.importorskip("peft", reason='pip install -e ".[dev]" peft for torch, diffusers and PEFT')
+    torch = pytest.importorskip("torch")
+    from make_nano_golden import whole
+    from run_diffusers import draw as theirs, load
+
+    pipeline, settings = load(whole("nano", tmp_path))
+    path, start = bundled()["cross"], noise(3, 36)
+    pipeline.load_lora_weights(path.parent, weight_name=path.name)
+    picture = theirs(pipeline, settings, "a red cross", size=(96, 96), noise=torch.tensor(start.tolist()))
+    ours = to_pixels(Klein.from_pretrained("nano", loras=["cross"])("a red cross", noise=start, progress=False))
+    assert mx.abs(ours - to_pixels(picture)).max().item() * 127.5 <= 2
+
+
+def test_nano_draws_crosses_with_it_and_not_without():
+    klein = Klein.from_pretrained("nano", loras=["cross"])
+    with_it = crosses_right(klein, 8)
+    klein.loras["cross"] = 0
+    assert with_it >= 0.6 and crosses_right(klein, 8) <= 0.3
+
+
+def test_they_are_what_they_say():
+    assert set(bundled()) == set(ADAPTERS)
+    for name, path in bundled().items():
+        adapter = open_adapter(name)
+        assert path.stat().st_size < 200_000 and adapter.kind == "LoRA" and adapter.trained_on == "nano-base"
+
+
+def test_the_eye_for_crosses():
+    picture = lambda kind: draw(Scene((Thing(kind, "red", "centre"),), background="blue", jitter=3), 96)
+    assert is_cross(draw_cross("red", "blue", jitter=5), "red", "blue")
+    assert not any(is_cross(picture(kind), "red", "blue") for kind in ("circle", "star", "diamond", "square"))
+
+
+def test_pictures_follow_from_their_seed():
+    for make in (cross, outlined):
+        (a, text), (b, again) = make(4), make(4)
+        assert a.tobytes() == b.tobytes() and text == again and a.size == (96, 96)
+        assert make(5)[0].tobytes() != a.tobytes()
