@@ -2,7 +2,7 @@
 
 python -m kleinlite.bench.training                              a fifth of 4B: one double block and four single ones
 python -m kleinlite.bench.training --width 1024 --size 256      narrower, on smaller pictures
-python -m kleinlite.bench.training --plan                       only what base-4b would take whole, in 16, 8 and 4 bits
+python -m kleinlite.bench.training --plan                       only what the released base models would take
 """
 
 from __future__ import annotations
@@ -49,6 +49,31 @@ def measure(cfg: TransformerConfig, size: int, tokens: int, rank: int, bits: int
     return weights, mx.get_peak_memory() - before, time.perf_counter() - start
 
 
+def plan_table(rank: int = 16) -> str:
+    """What training takes at most, for the released base models on a GPU, as a table of the page on machines."""
+    rows = ["| model | weights | training at 512², GB | at 1024² |", "|---|---|--:|--:|"]
+    for name in ("4b", "9b"):
+        for words, bits in (
+            ("bfloat16", 16),
+            ("8 bits", PACKINGS[8].bits_per_weight),
+            ("4 bits", PACKINGS[4].bits_per_weight),
+        ):
+            plans = [
+                plan_training(
+                    *RELEASED_CONFIGS[name],
+                    AutoencoderConfig(),
+                    width=side,
+                    height=side,
+                    bits=bits,
+                    rank=rank,
+                    cpu=False,
+                )
+                for side in (512, 1024)
+            ]
+            rows.append(f"| `base-{name}` | {words} | " + " | ".join(f"{p.peak_bytes / 1e9:.1f}" for p in plans) + " |")
+    return "\n".join(rows)
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Memory and time of a step of adapter training.")
     parser.add_argument("--width", type=int, default=3072, help="of the transformer, a multiple of 128 (default: 4B's)")
@@ -57,19 +82,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of the text")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--bits", type=int, choices=(4, 8), help="pack the weights")
-    parser.add_argument("--plan", action="store_true", help="only predict, for base-4b whole")
+    parser.add_argument("--plan", action="store_true", help="only predict, for the released base models")
     options = parser.parse_args(argv)
-    text_cfg, vae_cfg = RELEASED_CONFIGS["4b"][1], AutoencoderConfig()
     if options.plan:
-        for name, bits in (
-            ("bfloat16", 16),
-            ("8 bits", PACKINGS[8].bits_per_weight),
-            ("4 bits", PACKINGS[4].bits_per_weight),
-        ):
-            size = {"width": options.size, "height": options.size, "rank": options.rank}
-            plan = plan_training(*RELEASED_CONFIGS["4b"], vae_cfg, bits=bits, cpu=False, **size)
-            print(f"base-4b, {name}, {options.size}²: {plan.peak_bytes / 1e9:.1f} GB at most: {plan}")
-        return
+        return print(plan_table(options.rank))
+    text_cfg, vae_cfg = RELEASED_CONFIGS["4b"][1], AutoencoderConfig()
     double, single = options.blocks
     cfg = TransformerConfig(double_blocks=double, single_blocks=single, heads=options.width // 128)
     bits = PACKINGS[options.bits].bits_per_weight if options.bits else 8 * compute_dtype().size

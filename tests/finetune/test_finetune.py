@@ -1,6 +1,7 @@
 """Training an adapter on a folder: what the folder may be, that training learns, stops and goes on, and its memory."""
 
 import json
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.optimizers as optim
@@ -10,6 +11,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from kleinlite.autoencoder import AutoencoderConfig
+from kleinlite.bench.training import measure, plan_table
 from kleinlite.cli import main
 from kleinlite.finetune import trainer as trainer_module
 from kleinlite.finetune.folder import Example, read_folder
@@ -21,6 +23,7 @@ from kleinlite.models.adapters import open_adapter
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.nano.adapters import cross
 from kleinlite.pipeline import Klein
+from kleinlite.transformer import TransformerConfig
 
 QUICK = Settings(rank=2, steps=4, rate=1e-3, batch=2, accumulate=2, every=2)
 
@@ -208,6 +211,20 @@ def test_base_4b_in_four_bits_fits_into_twelve_gigabytes():
     assert 3e9 < plan.peak_bytes < 12e9
     larger = plan_training(*RELEASED_CONFIGS["4b"], AutoencoderConfig(), width=1024, height=1024, bits=16, cpu=False)
     assert larger.peak_bytes > 2 * plan.peak_bytes
+
+
+def test_the_page_on_machines_has_the_plans():
+    page = Path(__file__).parents[2] / "notebooks" / "machines.md"
+    assert plan_table() in page.read_text(encoding="utf-8")
+
+
+def test_a_measured_step_is_near_its_plan():
+    cfg = TransformerConfig(double_blocks=1, single_blocks=2, heads=2)
+    plan = plan_training(
+        cfg, *RELEASED_CONFIGS["4b"][1:], AutoencoderConfig(), width=128, height=128, bits=32, cpu=True
+    )
+    _, above, _ = measure(cfg, 128, 512, 16, None)
+    assert 0.6 < above / (plan.adapter / 6 + plan.activations) < 1.4
 
 
 # ---------------------------------------------------------------- the command
