@@ -130,6 +130,8 @@ def test_a_link_carries_all(draw, nano):
     page.click(".live summary")
     assert f"of {nano.info.tokens} tokens" in page.inner_text(".tokens")
     assert "".join(page.locator(".tokens .mine").evaluate_all(WORDS)) == "a yellow star"
+    page.fill("[name=prompt]", "a red sun")
+    page.wait_for_function(f"({WORDS})([...document.querySelectorAll('.tokens .mine')]).join('') === 'a red sun'")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     assert f"seed={2**64 - 1}" in page.evaluate("location.hash")
     assert log.errors == []

@@ -87,6 +87,19 @@ def test_attention_of_a_word(open_page, home, nano):
     assert log.errors == []
 
 
+def test_without_scripts_the_stills_stay(chromium, home):
+    page = chromium.new_context(java_script_enabled=False).new_page()
+    for name in ("01_autoencoder", "02_position_ids", "04_sampling", "05_transformer"):
+        page.goto(f"{home}/{name}.html")
+        assert page.locator("[data-explorer] img").count() == 1
+    page.context.close()
+
+
+UNNAMED = """[...document.querySelectorAll('.live :is(button, input, select, canvas, svg.chart)')].filter(e => !(
+    e.ariaLabel || e.getAttribute('aria-labelledby') || e.closest('label') || e.textContent.trim()
+)).map(e => e.outerHTML.slice(0, 90))"""
+
+
 @pytest.fixture(scope="module")
 def inside(chromium, home):
     """The page Look inside, with two prompts drawn."""
@@ -116,6 +129,7 @@ def test_every_box_opens(inside, name):
     inside.set_viewport_size({"width": 390, "height": 900})
     assert inside.evaluate("document.documentElement.scrollWidth") == 390
     inside.set_viewport_size({"width": 1200, "height": 900})
+    assert inside.evaluate(UNNAMED) == [], "what has no name for those who do not see it"
     assert inside.wrong == []
 
 

@@ -2,13 +2,11 @@
 import { empiricalMu, imageIds, ropeTable, schedule } from "./klein.js";
 import { BYTES, SIZE } from "./model.js";
 import { make, megabytes, paint, Painter } from "./painter.js";
-import { chart, heat, overlay, slider, toggles } from "./views.js";
+import { chart, figure, heat, overlay, slider, toggles } from "./views.js";
 
 const PROMPT = "a red circle above a blue square",
   SEED = 7;
 let painter;
-
-const figure = (caption, canvas) => make("figure", {}, canvas, caption);
 
 function scheduleExplorer(place) {
   const now = { steps: 4, size: 1024 },
@@ -94,7 +92,7 @@ function ropeExplorer(place, grid = 16) {
     maps.replaceChildren(
       ...Object.entries(axes).map(([name, part], i) => {
         const seen = similar(now.among, part, here),
-          canvas = heat(make("canvas", { role: "img", "aria-label": `Similarity by ${name}` }), seen, grid, grid, {
+          canvas = heat(make("canvas"), seen, grid, grid, {
             min: lowest[name],
             max: 1,
           });
@@ -109,10 +107,7 @@ function ropeExplorer(place, grid = 16) {
             steer();
             draw();
           };
-        return figure(
-          make("figcaption", {}, `${name}: ${Math.min(...seen).toFixed(2)} to ${Math.max(...seen).toFixed(2)}`),
-          canvas,
-        );
+        return figure(canvas, `${name}: ${Math.min(...seen).toFixed(2)} to ${Math.max(...seen).toFixed(2)}`);
       }),
     );
   };
@@ -140,7 +135,7 @@ function ropeExplorer(place, grid = 16) {
 }
 
 /** A button over a still; what it loads replaces both. */
-function onDemand(place, still, make_alive) {
+function onDemand(place, still, begin) {
   const status = make("output", { role: "status" }),
     button = make("button", { type: "button" }, `Make it alive (loads ${megabytes(BYTES.first)} once)`);
   still.before(make("p.row", {}, button, status));
@@ -172,7 +167,7 @@ function onDemand(place, still, make_alive) {
         });
       button.parentElement.remove();
       still.remove();
-      make_alive(place, read, steps);
+      begin(place, read, steps);
     } catch (error) {
       status.value = error.message;
       button.disabled = false;
@@ -184,7 +179,7 @@ function latentExplorer(place, { gh, gw, channels }, steps) {
   const { latents, rgba } = steps.at(-1),
     before = { rgba, width: 16 * gw, height: 16 * gh },
     now = { channel: Math.min(52, channels - 1), push: 3 };
-  const [first, second, third] = [0, 1, 2].map(() => make("canvas", { role: "img" })),
+  const [first, second, third] = [0, 1, 2].map(() => make("canvas")),
     captions = [0, 1, 2].map(() => make("figcaption"));
   let asked = 0;
   const draw = async () => {
@@ -221,7 +216,7 @@ function latentExplorer(place, { gh, gw, channels }, steps) {
         (v) => v.toFixed(1),
       ),
     ),
-    make("div.row.maps", {}, ...[first, second, third].map((canvas, i) => figure(captions[i], canvas))),
+    make("div.row.maps", {}, ...[first, second, third].map((canvas, i) => figure(canvas, captions[i]))),
   );
   draw();
 }
@@ -235,7 +230,7 @@ function attentionViewer(place, read, steps) {
     step: Math.floor((steps.length + 1) / 2),
     block: -1,
   };
-  const canvases = [make("canvas", { role: "img" }), make("canvas", { role: "img" })],
+  const canvases = [make("canvas"), make("canvas")],
     captions = [make("figcaption"), make("figcaption")];
   const draw = () => {
     const step = steps[now.step - 1],
@@ -283,7 +278,7 @@ function attentionViewer(place, read, steps) {
         (v) => (v ? blocks[v - 1] : "mean of all"),
       ),
     ),
-    make("div.row.maps", {}, ...canvases.map((canvas, i) => figure(captions[i], canvas))),
+    make("div.row.maps", {}, ...canvases.map((canvas, i) => figure(canvas, captions[i]))),
   );
   draw();
 }

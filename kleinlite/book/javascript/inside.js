@@ -1,7 +1,7 @@
 // The page "Look inside": the book's diagram, alive, over the visitor's own sentence. Every box opens a view.
 import { BYTES, SIZE } from "./model.js";
 import { make, megabytes, paint, Painter } from "./painter.js";
-import { chart, heat, overlay, slider, toggles, viridis } from "./views.js";
+import { chart, figure, heat, overlay, slider, toggles, viridis } from "./views.js";
 
 const page = document.querySelector("#live-inside");
 const now = {
@@ -27,7 +27,6 @@ const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0),
   norm = (a) => Math.sqrt(dot(a, a));
 const minus = (a, b) => a.map((value, i) => value - b[i]);
 const shown = (text) => text.replace(/\n/g, "↵").replace(/^ /, "␣");
-const figure = (canvas, caption) => make("figure", {}, make("figcaption", {}, caption), canvas);
 const picture = (run, step) => ({ rgba: step.rgba, width: 16 * run.read.gw, height: 16 * run.read.gh });
 const stepOf = (run) => run.steps[Math.min(now.step, run.steps.length) - 1];
 

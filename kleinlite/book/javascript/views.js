@@ -160,6 +160,16 @@ export function slider(label, { min, max, step = 1, value }, changed, show = (v)
   return make("label.slider", {}, make("span", {}, label), input, shown);
 }
 
+/** A canvas with its caption, which names it for those who do not see it. */
+export function figure(canvas, caption) {
+  const words = typeof caption === "string" ? make("figcaption", {}, caption) : caption;
+  words.id ||= `caption-${++captions}`;
+  canvas.setAttribute("role", "img");
+  if (!canvas.hasAttribute("aria-label")) canvas.setAttribute("aria-labelledby", words.id);
+  return make("figure", {}, words, canvas);
+}
+let captions = 0;
+
 /** Buttons of which one is pressed. */
 export function toggles(label, options, value, changed) {
   const buttons = options.map(([text, its]) =>
