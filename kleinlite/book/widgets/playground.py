@@ -12,7 +12,6 @@ from queue import SimpleQueue
 from time import perf_counter as clock
 
 import ipywidgets as ipw
-import mlx.core as mx
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -43,7 +42,7 @@ JOBS: SimpleQueue[Callable] = SimpleQueue()
 
 
 def run_jobs() -> None:
-    """One thread draws for all playgrounds, and never ends: MLX keeps what it sets up for a thread to its exit."""
+    """One thread follows the runs of all playgrounds, one after the other."""
     while True:
         JOBS.get()()
 
@@ -93,8 +92,6 @@ class Playground(Panel):
     def __init__(self, klein: Klein):
         self.klein, self.stop_requested, self.idle = klein, threading.Event(), threading.Event()
         self.previews, info = [], klein.info  # previews: (noise level, picture) of the last run
-        # Weights are read when first used, and MLX lets no thread finish what another began. So read them here.
-        mx.eval([part.parameters() for part in (klein.text_encoder, klein.transformer, klein.autoencoder)])
         parts = make_controls(info)
         hidden = {"guidance"} if info.distilled else set()
         pick = lambda names: [parts[name] for name in names.split() if name not in hidden]
