@@ -9,7 +9,7 @@ from .cpu import setup
 setup()  # before the first large array: a fast matrix product where MLX's own is slow
 
 __all__ = ["Klein", "picture_info", "save_picture"]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 def __getattr__(name: str):

@@ -2,7 +2,7 @@
 
 We open the files in which models are published, give every tensor its place, and refuse what does not fit.
 
-Promoted from notebooks/07_checkpoints.ipynb: edit there, then run `make promote`. (seal 291f0d36)
+Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal fa009482)
 """
 
 import json

@@ -3,7 +3,7 @@
 We make editing cheaper: what the reference pictures have to say is worked out once, and every step only looks it
 up.
 
-Promoted from notebooks/09_kv_cache.ipynb: edit there, then run `make promote`. (seal ee20e039)
+Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal 54d14ec8)
 """
 
 from collections.abc import Callable

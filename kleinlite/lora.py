@@ -3,7 +3,7 @@
 We teach nano a shape that it has never seen, in a minute and with 165 kilobytes; and we read the adapters that
 others have made for klein, whatever their spelling.
 
-Promoted from notebooks/11_lora.ipynb: edit there, then run `make promote`. (seal bda1aafb)
+Promoted from notebooks/12_lora.ipynb: edit there, then run `make promote`. (seal ec114bd7)
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 We keep the weights in 8 bits or in 4, by a formula short enough to work out by hand, and multiply with them as they
 are.
 
-Promoted from notebooks/10_quantisation.ipynb: edit there, then run `make promote`. (seal fe3bdcc4)
+Promoted from notebooks/07_quantisation.ipynb: edit there, then run `make promote`. (seal 3b95a55c)
 """
 
 import math

@@ -3,7 +3,7 @@
 We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
 a transformer that learns to paint them.
 
-Promoted from notebooks/08_training.ipynb: edit there, then run `make promote`. (seal 9768d1ed)
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal b8f44442)
 """
 
 import math

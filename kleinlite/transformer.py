@@ -3,7 +3,7 @@
 We build the network that reads a noisy picture and a prompt and answers with a velocity: the direction away from
 the picture.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 00d6af4e)
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal ccc179ad)
 """
 
 import math
@@ -260,7 +260,7 @@ class Transformer(nn.Module):
         """img (b, n, 128), txt (b, m, d_text), t in [0, 1] as a number or (b,), ids (n, 4) and (m, 4) → (b, n, 128)
 
         `rope`, from `Transformer.rope`, replaces the ids. Reference tokens stand at the end of img. `attend` replaces
-        `roped_attention` in all blocks, one after the other: chapter 9 uses it to look things up in a cache.
+        `roped_attention` in all blocks, one after the other: chapter 10 uses it to look things up in a cache.
         """
         rope = rope or self.rope(img_ids, txt_ids)
         t = mx.broadcast_to(mx.array(t, dtype=mx.float32), (img.shape[0],))

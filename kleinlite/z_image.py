@@ -3,7 +3,7 @@
 We build a second system, Z-Image-Turbo, from the parts that we own, and ask of every difference: choice or
 necessity?
 
-Promoted from notebooks/12_z_image.ipynb: edit there, then run `make promote`. (seal c1d74c75)
+Promoted from notebooks/13_z_image.ipynb: edit there, then run `make promote`. (seal fe4670f6)
 """
 
 from collections.abc import Callable

@@ -380,7 +380,7 @@ def test_models_sees_a_download(hub, capsys):
 # ---------------------------------------------------------------- quantize, train
 
 
-@pytest.mark.skipif(not NANO.exists(), reason="kleinlite/nano holds no whole model: 08_training makes one")
+@pytest.mark.skipif(not NANO.exists(), reason="kleinlite/nano holds no whole model: 11_training makes one")
 @pytest.mark.parametrize("options, name", [(["--bits", "8"], "8 bits"), (["--mode", "mxfp4"], "mxfp4")])
 def test_quantize_writes_a_model(options, name, here, capsys):
     assert run("quantize", "nano", "small", *options) == 0
@@ -393,7 +393,7 @@ def test_quantize_writes_a_model(options, name, here, capsys):
     assert pixels("a.png") == pixels("b.png") != pixels("c.png")
 
 
-@pytest.mark.skipif(not NANO.exists(), reason="kleinlite/nano holds no whole model: 08_training makes one")
+@pytest.mark.skipif(not NANO.exists(), reason="kleinlite/nano holds no whole model: 11_training makes one")
 def test_a_picture_remembers_the_quantisation(here, capsys):
     assert run("generate", PROMPT, "--quantize", 4, "--seed", 7, "-o", "a.png") == 0
     assert "96x96, nano in 4 bits, seed 7" in capsys.readouterr().out
@@ -445,7 +445,7 @@ def test_python_m_kleinlite(module, tiny, here):
     assert in_a_process(code, "generate").returncode == 2
 
 
-@pytest.mark.skipif(not NANO.exists(), reason="kleinlite/nano holds no whole model: 08_training makes one")
+@pytest.mark.skipif(not NANO.exists(), reason="kleinlite/nano holds no whole model: 11_training makes one")
 def test_the_bundled_model_draws(capsys):
     right = 0
     for seed in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""The losses of chapter 8 mean what they say."""
+"""The losses of chapter 11 mean what they say."""
 
 import json
 

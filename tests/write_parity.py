@@ -35,7 +35,7 @@ TESTS = (
 )
 CHAPTERS = {
     "autoencoder": "01_autoencoder", "position_ids": "02_position_ids", "text_encoder": "03_text_encoder",
-    "sampling": "04_sampling", "transformer": "05_transformer", "kv_cache": "09_kv_cache",
+    "sampling": "04_sampling", "transformer": "05_transformer", "kv_cache": "10_kv_cache",
 }  # fmt: skip
 WORDS = {  # what a test compares, where its name does not say it well
     "autoencoder_res_block": "residual block, with and without a change of width",

@@ -192,7 +192,7 @@ def points(
     finish()
 
 
-def strip(mark: str = "") -> None:
+def overview(mark: str = "") -> None:
     """From prompt to picture: the tensors and the loop; what chapter `mark` ("01", "03", …) makes stands out."""
     _, ax = plt.subplots(figsize=(7.4, 2.9))
     ax.set(xlim=(0, 10.6), ylim=(0.1, 4.1))

@@ -1,4 +1,4 @@
-"""Products with packed weights on a Linux CPU. Hand-written; chapter 10 tells the idea, on codes of 4 bits.
+"""Products with packed weights on a Linux CPU. Hand-written; chapter 7 tells the idea, on codes of 4 bits.
 
 `mx.quantized_matmul` is a slow loop there, and `mx.dequantize` takes several times as long as a product with few
 tokens. But the *first* codes of all words are a matrix of their own, of every n-th column: one mask, one cast and one

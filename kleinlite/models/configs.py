@@ -1,6 +1,6 @@
 """What a model's numbers are called outside: config.json's words, shapes in a header, and the names of other models.
 
-Hand-written, and dull on purpose: chapter 7 shows what it is for. Each part's config.json becomes the dataclass of its
+Hand-written, and dull on purpose: chapter 8 shows what it is for. Each part's config.json becomes the dataclass of its
 chapter and, for writing a model, the way back; a single file has no config.json, so its shapes must tell.
 """
 

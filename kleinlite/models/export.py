@@ -1,6 +1,6 @@
 """Writes a model as a folder in the released layout: a trained one in float16, or a released one quantised.
 
-The counterpart of chapter 7, which reads such folders: the same names, the same layout, configs in diffusers' words.
+The counterpart of chapter 8, which reads such folders: the same names, the same layout, configs in diffusers' words.
 `Klein.from_pretrained` loads both kinds; what is not quantised, diffusers loads as well.
 """
 
@@ -59,7 +59,7 @@ CHAT_TEMPLATE = (
 
 
 def to_released(module: nn.Module, rules: list[tuple[str, ...]], dtype: mx.Dtype) -> dict[str, mx.array]:
-    """A module's weights under the released folder's names and in its layout: the way back from chapter 7's `match`."""
+    """A module's weights under the released folder's names and in its layout: the way back from chapter 8's `match`."""
     arrays = {}
     for name, w in tree_flatten(module.parameters()):
         w = w.astype(dtype).transpose(0, 3, 1, 2) if w.ndim == 4 else w.astype(dtype)

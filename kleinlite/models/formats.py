@@ -1,7 +1,7 @@
 """Packed weights as files have them: FP8, two layouts of NVFP4, MLX's own. Hand-written.
 
 Codes and scales come as tensors of their own (`x.weight`, `x.weight_scale`, …). `assemble` puts together what belongs
-to one matrix, in MLX's order, as a `Packed` of chapter 10; `load_weights` gives a module its weights, packed or not.
+to one matrix, in MLX's order, as a `Packed` of chapter 7; `load_weights` gives a module its weights, packed or not.
 What each layer is, is decided by what lies there, never from a list: in FP8 files some layers are bfloat16, and which
 ones differs from file to file.
 """

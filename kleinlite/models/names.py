@@ -1,4 +1,4 @@
-"""What our tensors are called in the released folders: data for chapter 7's `rename`. Hand-written.
+"""What our tensors are called in the released folders: data for chapter 8's `rename`. Hand-written.
 
 Each rule is a regular expression and what takes its place; a rule with three replacements says that our tensor is
 three of theirs, stacked. Our own names are those of the authors' single files.

@@ -1,4 +1,4 @@
-"""A model is opened: name → files → configs → weights → parts. Hand-written; chapter 7 shows the heart of it.
+"""A model is opened: name → files → configs → weights → parts. Hand-written; chapter 8 shows the heart of it.
 
 `open_checkpoint` reads configs and headers only, so that a model that cannot work is refused before gigabytes are read.
 """
@@ -228,7 +228,7 @@ def place_weights(
 
 
 def convert_packed(names: list[str], tensors: list[mx.array | Packed]) -> mx.array | Packed:
-    """Chapter 7's `to_mlx`, for packed matrices too."""
+    """Chapter 8's `to_mlx`, for packed matrices too."""
     if len({w.shape[1:] for w in tensors}) > 1:
         return tensors[0]  # they cannot be joined; alone it has not the shape that is asked for, and `match` says so
     if not any(isinstance(w, Packed) for w in tensors):

@@ -316,7 +316,7 @@ def report_edits(klein, options) -> list[Image.Image]:
 
 
 def sweep(path: Path, count: int) -> None:
-    """Accuracy of nano and nano-base against steps and guidance, as JSON for chapter 8's plot."""
+    """Accuracy of nano and nano-base against steps and guidance, as JSON for chapter 11's plot."""
     from ..pipeline import Klein
 
     points = [("nano", steps, None) for steps in (1, 2, 3, 4, 6, 8)]

@@ -13,7 +13,7 @@ times the pictures, so fewer steps do; the first process keeps the folder and se
 On a Linux CPU add `--env OPENBLAS_NUM_THREADS=1` (cores divided by processes): every process brings its own threads.
 The launcher itself keeps a core busy (MLX 0.32.4, Linux). Where cores are few, start the processes without it: with
 MLX_RANK, each its number, and MLX_HOSTFILE, a file with the list `[["127.0.0.1:5000"], ["127.0.0.1:5001"]]`.
-Chapter 8 explains every part. The same code runs on a CPU (hours), on Metal and on CUDA.
+Chapter 11 explains every part. The same code runs on a CPU (hours), on Metal and on CUDA.
 """
 
 from __future__ import annotations

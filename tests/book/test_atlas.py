@@ -56,7 +56,7 @@ def test_a_method_that_was_replaced():
     ("marker", "sentence"),
     [
         ("02_position_ids: no such thing", "02_position_ids.ipynb compares no mistake called “no such thing”"),
-        ("00_overview: x", "00_overview.ipynb compares no mistake called “x”"),
+        ("00_idea: x", "00_idea.ipynb compares no mistake called “x”"),
         ("99_nowhere: x", "99_nowhere.ipynb compares no mistake"),
     ],
 )

@@ -23,7 +23,7 @@ if reason_to_skip():
 from playwright.sync_api import Page, expect
 
 ROOT = Path(__file__).resolve().parents[2]
-CHAPTER = "00_overview.ipynb"
+CHAPTER = "00_idea.ipynb"
 READY = """(async () => {
     const app = window.jupyterapp;
     await app.restored;

@@ -159,9 +159,9 @@ def test_a_changed_notebook_is_found_and_written(tmp_path, capsys):
 
 
 def test_notebooks_without_marks_and_no_notebooks(tmp_path, capsys):
-    write(tmp_path, "00_overview", "MD # Overview", "1 + 1")
+    write(tmp_path, "00_idea", "MD # Overview", "1 + 1")
     assert promote.main([], tmp_path) == 0 and not list((tmp_path / "kleinlite").iterdir())
-    (tmp_path / "notebooks" / "00_overview.ipynb").unlink()
+    (tmp_path / "notebooks" / "00_idea.ipynb").unlink()
     assert promote.main(["--check"], tmp_path) == 0
     (tmp_path / "notebooks").rmdir()
     assert "in a clone of the repository" in refusal(tmp_path, capsys)

@@ -9,7 +9,7 @@
 
 const f = Math.fround; // float32, where Python has float32
 
-// ---------------------------------------------------------------- files (chapter 7)
+// ---------------------------------------------------------------- files (chapter 8)
 
 /** Tensors of a safetensors file, name → {shape, values: Float32Array}, from float16 or float32; no whole numbers. */
 export function readSafetensors(buffer) {
