@@ -384,3 +384,74 @@ def test_command_line(tmp_path, capsys):
     assert (tmp_path / "again.png").read_bytes()[-200:] == out.read_bytes()[-200:]
     capsys.readouterr()
     assert main([*asked, "--image", str(out)]) == 2 and "cannot edit" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- adapters
+
+
+def adapter(spelling: str) -> dict[str, mx.array]:
+    """One change of queries, output and MLP of the first layer, in a spelling that is about."""
+    a, b = mx.random.normal((4, 32), key=mx.random.key(1)), mx.random.normal((32, 4), key=mx.random.key(2))
+    found = {}
+    for module in ("attention.to_q", "attention.to_out.0"):
+        dotted, flat = f"layers.0.{module}", f"layers.0.{module}".replace(".", "_")
+        if spelling == "diffusers":
+            found |= {f"transformer.{dotted}.lora_A.weight": a, f"transformer.{dotted}.lora_B.weight": b}
+        elif spelling == "default":
+            found |= {f"transformer.{dotted}.lora_A.default.weight": a}
+            found |= {f"transformer.{dotted}.lora_B.default.weight": b}
+        elif spelling == "alpha":
+            name = f"diffusion_model.{dotted}"
+            found |= {f"{name}.lora_down.weight": a, f"{name}.lora_up.weight": 2 * b, f"{name}.alpha": mx.array(2.0)}
+        elif spelling == "kohya":
+            found |= {f"lora_unet_{flat}.lora_down.weight": a, f"lora_unet_{flat}.lora_up.weight": b}
+        elif spelling == "lora.down":
+            found |= {f"{dotted}.lora.down.weight": a, f"{dotted}.lora.up.weight": b}
+    if spelling == "lora.down":  # the same once more: fused, and under the short name
+        for name in ("qkv", "out"):
+            whole = mx.zeros((96, 4)) if name == "qkv" else b
+            found |= {f"layers.0.attention.{name}.lora.down.weight": a}
+            found |= {f"layers.0.attention.{name}.lora.up.weight": whole}
+    if spelling == "comfy":
+        q = mx.concatenate([b, mx.zeros((64, 4))])
+        found = {"diffusion_model.layers.0.attention.qkv.lora_A.weight": a}
+        found |= {"diffusion_model.layers.0.attention.qkv.lora_B.weight": q}
+        found |= {"diffusion_model.layers.0.attention.out.lora_A.weight": a}
+        found |= {"diffusion_model.layers.0.attention.out.lora_B.weight": b}
+    return found
+
+
+@pytest.mark.parametrize("spelling", ["diffusers", "default", "alpha", "kohya", "lora.down", "comfy"])
+def test_adapters(spelling, tmp_path):
+    path, klein = tmp_path / "change.safetensors", Klein.from_pretrained(MODEL, dtype=mx.float32)
+    mx.save_safetensors(str(path), adapter(spelling))
+    layer = golden().klein.transformer.layers[0].attention
+    change = adapter("diffusers")
+    delta = lambda m: (
+        change[f"transformer.layers.0.{m}.lora_B.weight"] @ change[f"transformer.layers.0.{m}.lora_A.weight"]
+    )
+    x = mx.random.normal((1, 5, 32), key=mx.random.key(3))
+    name = klein.loras.add(path, 0.5)
+    changed = klein.transformer.layers[0].attention
+    check(changed.qkv(x)[..., :32], x @ (layer.qkv.weight[:32] + 0.5 * delta("attention.to_q")).T, TIGHT)
+    check(changed.qkv(x)[..., 32:], layer.qkv(x)[..., 32:], TIGHT)
+    check(changed.out(x), x @ (layer.out.weight + 0.5 * delta("attention.to_out.0")).T, TIGHT)
+    del klein.loras[name]
+    wish = {"prompt": "a star", "seed": 1, "steps": 2, "progress": False}
+    assert klein(**wish).tobytes() == golden().klein(**wish).tobytes()
+
+
+def test_an_adapter_of_the_other_family(tmp_path):
+    mx.save_safetensors(str(tmp_path / "z.safetensors"), adapter("diffusers"))
+    with pytest.raises(ValueError, match="an adapter for Z-Image"):
+        Klein.from_pretrained("nano", loras=[tmp_path / "z.safetensors"])
+    with pytest.raises(ValueError, match="does not have"):
+        Klein.from_pretrained(MODEL, loras=["cross"])
+
+
+def test_adapters_are_not_trained_on_it():
+    from kleinlite.finetune.plan import plan_training
+
+    configs = (golden().klein.checkpoint.parts[part][0] for part in ("transformer", "text_encoder", "vae"))
+    with pytest.raises(ValueError, match="FLUX.2"):
+        plan_training(*configs, width=64, height=64)

@@ -246,7 +246,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quantize", choices=[str(q) for q in PACKINGS], help="bits per weight, or a format")
     parser.add_argument("--size", type=int, help="height and width in pixels, a multiple of 16")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--full", choices=[*RELEASED_CONFIGS], nargs="?", const="4b", help="a random model of its size")
+    parser.add_argument("--full", choices=["4b", "9b"], nargs="?", const="4b", help="a random model of its size")
     parser.add_argument("--keep", type=Path, help="with --full: write it into this folder, or take it from there")
     args = parser.parse_args(arguments)
     if not args.full:

@@ -66,6 +66,8 @@ def plan_training(
     bits: float | tuple[float, float] = 16, rank: int = 16, b: int = 1, references: int = 0, cpu: bool | None = None,
 ) -> TrainingPlan:  # fmt: skip
     """For pictures of this size, `b` at a time; bits, references and cpu as for `plan_memory`."""
+    if not isinstance(cfg, TransformerConfig):
+        raise ValueError("Adapters are trained here on models of FLUX.2 [klein]: take nano-base or base-4b.")
     cpu = compute_dtype() == mx.float32 if cpu is None else cpu
     drawing = plan_memory(cfg, text_cfg, vae_cfg, width=width, height=height, bits=bits, references=references, cpu=cpu)
     size, tokens = 4 if cpu else 2, b * (text_cfg.tokens + width * height // 256 + references)

@@ -23,7 +23,7 @@ from ..checkpoints import rename, swap_halves
 from ..lora import DoRA, Hadamard, Kronecker, LowRank, Rows, linear_layers, matrix_shape, weight_of
 from ..transformer import Transformer
 from .files import check_weights_file
-from .names import TRANSFORMER_NAMES
+from .names import TRANSFORMER_NAMES, Z_IMAGE_NAMES
 
 # ---------------------------------------------------------------- names of modules
 
@@ -34,13 +34,15 @@ OUTSIDE = (
     "double_stream_modulation_txt.lin", "single_stream_modulation.lin", "final_layer.linear",
     "final_layer.adaLN_modulation.1",
 )  # fmt: skip
+SISTER = [f"attention.{m}" for m in ("qkv", "out")] + [f"feed_forward.w{i}" for i in (1, 2, 3)] + ["adaLN_modulation.0"]
+SISTER_OUTSIDE = ("cap_embedder.1", "t_embedder.mlp.0", "t_embedder.mlp.2")
 BLOCKS = 100  # names are known for so many blocks; whether a model has them is asked later
 PREFIXES = re.compile(
     r"^(base_model\.model\.|(model\.)?diffusion_model\.|transformer\.|lora_unet_|lora_transformer_|lycoris_)+"
 )
 TEXT = re.compile(r"^(text_encoders?\.|lora_te\d?_|te\d_|lycoris_text|base_model\.model\.text_encoder)")
 PARTS = re.compile(
-    r"\.(?:(?P<low>lora_(?:A|B|down|up|magnitude_vector))(?:\.\w+?)?(?:\.weight)?"
+    r"\.(?:(?P<low>lora[_.](?:A|B|down|up|magnitude_vector))(?:\.\w+?)?(?:\.weight)?"
     r"|(?P<other>alpha|dora_scale|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]))$"
 )
 SAME = {"lora_A": "down", "lora_B": "up", "lora_down": "down", "lora_up": "up", "lora_magnitude_vector": "magnitude"}
@@ -66,6 +68,12 @@ def places() -> dict[str, Place]:
         theirs = [name.removesuffix(".weight") for name in rename(f"{path}.weight", TRANSFORMER_NAMES)]
         swapped = theirs == ["norm_out.linear"]
         found |= {name: Place(path, i if len(theirs) == 3 else None, swapped) for i, name in enumerate(theirs)}
+    kinds = ("layers", "noise_refiner", "context_refiner")  # Z-Image's
+    sisters = [f"{kind}.{i}.{name}" for kind in kinds for i in range(BLOCKS) for name in SISTER]
+    for path in (*sisters, *SISTER_OUTSIDE):
+        theirs = [name.removesuffix(".weight") for name in rename(f"{path}.weight", Z_IMAGE_NAMES)]
+        found |= {path: Place(path)}
+        found |= {name: Place(path, i if len(theirs) == 3 else None) for i, name in enumerate(theirs)}
     for i in range(BLOCKS):  # diffusers' names after it has fused the three
         for fused, stream in (("to_qkv", "img"), ("to_added_qkv", "txt")):
             found[f"transformer_blocks.{i}.attn.{fused}"] = Place(f"double_blocks.{i}.{stream}_attn.qkv")
@@ -128,7 +136,9 @@ class Adapter:
     def width(self) -> int | None:
         """Columns of the matrices that read the stream, which is the width of the model."""
         for module, parts in self.modules.items():
-            if find_place(module).path.endswith(("attn.qkv", "linear1", "mlp.0", "_modulation_img.lin")):
+            if find_place(module).path.endswith(
+                ("attn.qkv", "attention.qkv", "linear1", "mlp.0", "_modulation_img.lin")
+            ):
                 return columns(parts)
         return None
 
@@ -344,14 +354,22 @@ def open_adapter(path: str | Path) -> Adapter:
         if found is None:
             strangers.append(name)
             continue
-        part = found["low"] or found["other"]
+        part = (found["low"] or found["other"]).replace(".", "_")
         modules.setdefault(name[: found.start()], {})[SAME.get(part, part)] = a
+    modules = {name: parts for name, parts in modules.items() if not said_again(name, modules)}
     complain(path, arrays, modules, strangers)
     for module, parts in modules.items():
         check_whole(path, module, parts)
     if bad := [m for m, parts in modules.items() if not all(mx.isfinite(a).all().item() for a in parts.values())]:
         raise ValueError(f"{path} has numbers that are not finite ({some(bad)}): its training has failed.")
     return Adapter(path.stem, path, modules, metadata)
+
+
+def said_again(module: str, modules: dict) -> bool:
+    """Is this a matrix of Z-Image that the file also has in diffusers' spelling? Some files have both."""
+    other = re.sub(r"attention([._])out$", r"attention\1to_out\g<1>0", module)
+    other = re.sub(r"attention([._])qkv$", r"attention\1to_q", other)
+    return other != module and other in modules
 
 
 def complain(path: Path, arrays: dict, modules: dict, strangers: list[str]) -> None:

@@ -21,6 +21,7 @@ from kleinlite.models.download import Repository as Needed, download_model, fetc
 from kleinlite.models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_REPO
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer, TransformerConfig
+from kleinlite.z_image import ZImageConfig, ZImageTransformer
 
 REPO = MODELS["4b"].repo
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -70,10 +71,10 @@ def test_the_parameters_are_those_of_our_modules():
     small = size(Transformer(TransformerConfig())), size(TextEncoder(TextEncoderConfig()))
     cfg = TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=12288)
     large = size(Transformer(cfg)), size(TextEncoder(TextEncoderConfig(d=4096, d_mlp=12288, tied=False)))
+    sister = size(ZImageTransformer(ZImageConfig())), small[1]
     for name, model in MODELS.items():
-        assert (model.size.transformer_parameters, model.size.text_encoder_parameters) == (
-            small if "4b" in name else large
-        ), name
+        expected = sister if name == "z-image-turbo" else small if "4b" in name else large
+        assert (model.size.transformer_parameters, model.size.text_encoder_parameters) == expected, name
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -81,7 +82,7 @@ def test_bytes_fit_the_parameters(name):
     model = MODELS[name]
     bits = 8 * model.transformer_bytes / model.size.transformer_parameters
     assert (
-        bits == pytest.approx(16, abs=1e-3)
+        bits == pytest.approx(32 if name == "z-image-turbo" else 16, abs=1e-3)
         or ("fp8" in name and 8 < bits < 8.7)
         or ("nvfp4" in name and 4.5 < bits < 5.2)
     )
@@ -91,8 +92,12 @@ def test_bytes_fit_the_parameters(name):
 
 
 def test_names_and_licences():
-    assert set(BUNDLED).isdisjoint(MODELS) and len({model.repo for model in MODELS.values()}) == len(MODELS) == 14
+    assert set(BUNDLED).isdisjoint(MODELS) and len({model.repo for model in MODELS.values()}) == len(MODELS) == 15
+    sister = MODELS["z-image-turbo"]
+    assert (sister.repo, sister.size.license) == ("Tongyi-MAI/Z-Image-Turbo", "Apache-2.0") and not sister.size.gated
     for name, model in MODELS.items():
+        if model is sister:
+            continue
         small, base = "4b" in name, name.startswith("base-")
         assert model.repo.lower() == f"black-forest-labs/flux.2-klein-{name}"
         assert model.distilled != base and model.size.gated != small
