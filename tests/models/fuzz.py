@@ -21,12 +21,13 @@ from stand_in_hub import TINY
 
 from kleinlite.models.opening import open_checkpoint
 
+MODELS = (TINY, TINY.parent / "z_image")
 CONFIGS = ("transformer/config.json", "vae/config.json", "text_encoder/config.json", "model_index.json")
 
 
-def damaged_config(model: Path, file: str, rng: random.Random) -> bool:
+def damaged_config(model: Path, source: Path, file: str, rng: random.Random) -> bool:
     """Whether a model with one damaged file is opened."""
-    words = json.loads((TINY / file).read_text())
+    words = json.loads((source / file).read_text())
     for _ in range(rng.randint(1, 3)):
         place = rng.choice(places(words)[1:] or [()])
         words = change(words, place, rng.choice([*ODD, change, rng.randrange(-5, 5000), rng.random()]))
@@ -38,7 +39,7 @@ def damaged_config(model: Path, file: str, rng: random.Random) -> bool:
         assert one_sentence(error), repr(error)
         return False
     finally:
-        shutil.copyfile(TINY / file, model / file)
+        shutil.copyfile(source / file, model / file)
 
 
 def main(seconds: float, seed: int) -> None:
@@ -46,14 +47,15 @@ def main(seconds: float, seed: int) -> None:
     data = (TINY / "vae/diffusion_pytorch_model.safetensors").read_bytes()
     print(f"seed {seed}")
     with tempfile.TemporaryDirectory() as temporary:
-        model = Path(shutil.copytree(TINY, f"{temporary}/model", ignore=shutil.ignore_patterns("base")))
+        models = {source: Path(shutil.copytree(source, f"{temporary}/{source.name}")) for source in MODELS}
         path = Path(temporary) / "x.safetensors"
         while time.monotonic() < end:
             for _ in range(20):
                 path.write_bytes(damage_header(data, rng))
                 kind = "weights", weights_are_read_as_written_or_refused(path)
                 counts[kind] = counts.get(kind, 0) + 1
-            kind = "config", damaged_config(model, rng.choice(CONFIGS), rng)
+            source = rng.choice(MODELS)
+            kind = "config", damaged_config(models[source], source, rng.choice(CONFIGS), rng)
             counts[kind] = counts.get(kind, 0) + 1
     for (what, read), count in sorted(counts.items()):
         print(f"{what:8} {'read' if read else 'refused':8} {count:,}")

@@ -37,8 +37,8 @@ def model(tmp_path) -> Path:
     return folder if folder.exists() else Path(shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("base")))
 
 
-def one_place(name: str) -> st.SearchStrategy:
-    return st.tuples(st.just(name), st.sampled_from(places(WORDS[name])[1:]), VALUES)
+def one_place(name: str, words: dict = WORDS) -> st.SearchStrategy:
+    return st.tuples(st.just(name), st.sampled_from(places(words[name])[1:]), VALUES)
 
 
 @settings(max_examples=500, **QUICK)
@@ -65,15 +65,29 @@ def test_one_gate(model, damage):
 @given(damage=st.sampled_from(list(CONFIGS)).flatmap(one_place))
 def test_the_whole_way(model, damage):
     """Against each other, and against the weights."""
-    name, place, value = damage
+    opened_or_refused(model, WORDS, *damage)
+
+
+Z_IMAGE = TINY.parent / "z_image"
+Z_IMAGE_WORDS = {name: json.loads((Z_IMAGE / file).read_text()) for name, file in CONFIGS.items()}
+
+
+@settings(max_examples=60, **QUICK)
+@given(damage=st.sampled_from(list(CONFIGS)).flatmap(lambda name: one_place(name, Z_IMAGE_WORDS)))
+def test_the_whole_way_for_z_image(tmp_path, damage):
+    folder = tmp_path / "z"
+    opened_or_refused(folder if folder.exists() else shutil.copytree(Z_IMAGE, folder), Z_IMAGE_WORDS, *damage)
+
+
+def opened_or_refused(model: Path, words: dict, name: str, place: tuple, value: object) -> None:
     path = model / CONFIGS[name]
-    path.write_text(json.dumps(change(WORDS[name], place, value)))
+    path.write_text(json.dumps(change(words[name], place, value)))
     try:
         open_checkpoint(model, dtype=mx.float32)
     except (ValueError, OSError) as error:
         assert one_sentence(error), repr(error)
     finally:
-        path.write_text(json.dumps(WORDS[name]))
+        path.write_text(json.dumps(words[name]))
 
 
 @pytest.mark.parametrize(
