@@ -48,7 +48,7 @@ LORA_EXAMPLES = """\
 examples:
   kleinlite train-lora my-dog --model base-4b --size 512x512 --quantize 4 -o dog.safetensors
   kleinlite generate "a photo of my dog on the moon" --model 4b --lora dog.safetensors:0.9
-Stopped by Ctrl-C, the same command goes on where it was. Samples and losses are in dog.training.
+Stopped by Ctrl-C, the same command goes on where it was. Samples and the loss on held-out pictures are in dog.training.
 """
 
 # ---------------------------------------------------------------- what is typed

@@ -1,7 +1,8 @@
 """Train an adapter: everything encoded once, then steps that can be stopped at any time. Chapter 12 tells the idea.
 
-Beside `dog.safetensors` stands a folder, `dog.training`, with the encoded examples, the state to go on from, the
-losses and a grid of samples. The adapter itself is written anew each time, from the moving average of its weights.
+Beside `dog.safetensors` stands a folder, `dog.training`, with the encoded examples, the state to go on from, the loss
+on held-out examples after so many steps, and grids of samples. The adapter itself is written anew each time, from the
+moving average of its weights.
 """
 
 from __future__ import annotations
@@ -162,9 +163,11 @@ class LoraTrainer:
         """Go on until the last step; the adapter's file. Ctrl-C leaves everything to go on from."""
         s = self.settings
         with lock_folder(self.folder):
-            step = accumulating_step(s.accumulate)
-            train_with_progress(self.run, s.steps, velocity_loss, self.batches, self.report, s.every, step)
-            self.report()
+            if self.run.step < s.steps:
+                step = accumulating_step(s.accumulate)
+                train_with_progress(self.run, s.steps, velocity_loss, self.batches, self.report, s.every, step)
+            else:
+                self.report()  # there may be no file any more
         return self.out
 
     def batches(self, step: int) -> tuple:
@@ -192,11 +195,13 @@ class LoraTrainer:
             self.net.update(now)
 
     def report(self) -> str:
-        """Write the adapter and the samples; the loss on held-out examples, in words."""
+        """Write the adapter, the samples and the loss on held-out examples; the last in words, too."""
         with self.averaged():
             loss = self.validate()
             write_adapter(self.out, self.changes, layout=self.settings.layout, trained=self.about())
             self.draw_samples().save(self.folder / f"samples-{self.run.step:05}.png")
+        with (self.folder / "held-out.csv").open("a", encoding="utf-8") as file:
+            file.write(f"{self.run.step},{loss:.6f}\n")
         return f"held out {loss:.4f}"
 
     def about(self) -> dict:

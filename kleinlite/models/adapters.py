@@ -163,11 +163,15 @@ class Adapter:
         """PEFT's words about the adapter, from the header: `r`, `lora_alpha`, …"""
         try:
             said = json.loads(self.metadata.get("lora_adapter_metadata", "{}"))
-        except ValueError:
-            said = None
-        if not isinstance(said, dict):
-            raise ValueError(f"{self.path}: its lora_adapter_metadata is damaged: write the adapter again.")
-        return {name.removeprefix("transformer."): value for name, value in said.items()}
+            said = {name.removeprefix("transformer."): value for name, value in said.items()}
+            alphas = [said.get("lora_alpha") or 0, *(said.get("alpha_pattern") or {}).values()]
+            if all(math.isfinite(alpha) for alpha in alphas) and all(map(re.compile, said.get("alpha_pattern") or {})):
+                return said
+        except (ValueError, TypeError, AttributeError, re.error):
+            pass
+        raise ValueError(
+            f"{self.path}: what its header says (lora_adapter_metadata) is damaged: write the adapter again."
+        )
 
     @property
     def trained_on(self) -> str | None:
@@ -193,10 +197,10 @@ class Adapter:
             )
         for module in self.modules:
             place = find_place(module)
-            found.setdefault(place.path, {})[place.third] = self._change(module, place, layers[place.path])
-        for path, thirds in found.items():
-            if None in thirds and len(thirds) > 1:
-                raise ValueError(f"{self.path} changes {path} twice, as a whole and in thirds: write it again.")
+            thirds = found.setdefault(place.path, {})
+            if place.third in thirds or (thirds and None in (place.third, *thirds)):
+                raise ValueError(f"{self.path} changes {place.path} twice ({module}): write it again.")
+            thirds[place.third] = self._change(module, place, layers[place.path])
         return {path: thirds[None] if None in thirds else Rows(thirds, 3) for path, thirds in found.items()}
 
     def _hint(self) -> str:
@@ -360,6 +364,9 @@ def open_adapter(path: str | Path) -> Adapter:
     complain(path, arrays, modules, strangers)
     for module, parts in modules.items():
         check_whole(path, module, parts)
+    coded = {str(a.dtype) for parts in modules.values() for a in parts.values() if a.ndim and not is_floating(a)}
+    if coded:
+        raise ValueError(f"{path} has numbers of the type {', '.join(sorted(coded))}: save it in bfloat16 or float16.")
     if bad := [m for m, parts in modules.items() if not all(mx.isfinite(a).all().item() for a in parts.values())]:
         raise ValueError(f"{path} has numbers that are not finite ({some(bad)}): its training has failed.")
     return Adapter(path.stem, path, modules, metadata)
@@ -370,6 +377,10 @@ def said_again(module: str, modules: dict) -> bool:
     other = re.sub(r"attention([._])out$", r"attention\1to_out\g<1>0", module)
     other = re.sub(r"attention([._])qkv$", r"attention\1to_q", other)
     return other != module and other in modules
+
+
+def is_floating(a: mx.array) -> bool:
+    return mx.issubdtype(a.dtype, mx.floating)
 
 
 def complain(path: Path, arrays: dict, modules: dict, strangers: list[str]) -> None:

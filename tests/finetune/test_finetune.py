@@ -144,6 +144,9 @@ def test_training_writes_an_adapter_that_its_model_takes(folder, tmp_path):
     found = {path.name for path in trainer.folder.iterdir()}
     assert {"samples-00002.png", "samples-00004.png", "state.safetensors", "training.json"} <= found
     assert "text_encoder" not in trainer.klein.loaded
+    assert [line.split(",")[0] for line in (trainer.folder / "held-out.csv").read_text().split()] == ["2", "4"]
+    trainer.out.unlink()
+    assert trained(folder, trainer.out).out.is_file()  # at its end already: only written again
     with safe_open(trainer.out, framework="np") as file:
         said = json.loads(file.metadata()["lora_adapter_metadata"])
     assert said["transformer.r"] == said["transformer.lora_alpha"] == 2

@@ -321,6 +321,9 @@ Q, L2 = "transformer.transformer_blocks.0.attn.to_q", "transformer.single_transf
         (lambda f: f | {k.replace("blocks.1", "blocks.9"): v for k, v in f.items()}, "blocks that this model does not"),
         (lambda f: f | {f"diffusion_model.double_blocks.0.img_attn.qkv.lora_{x}.weight": mx.ones(s)
                         for x, s in (("A", (1, 64)), ("B", (192, 1)))}, "twice"),
+        (lambda f: f | {f"base_model.model.{Q.removeprefix('transformer.')}.lora_{x}.weight": f[f"{Q}.lora_{x}.weight"]
+                        for x in "AB"}, "twice"),
+        (lambda f: f | {f"{Q}.lora_A.weight": mx.to_fp8(f[f"{Q}.lora_A.weight"])}, "uint8"),
         (lambda f: {k: mx.zeros((*v.shape[:-1], 3072)) if "lora_A" in k else v for k, v in f.items()}, "klein 4B"),
         (lambda f: {k: mx.zeros((*v.shape[:-1], 4096)) if "lora_A" in k else v for k, v in f.items()}, "klein 9B"),
         (lambda f: {k.replace("lora_A.weight", "weight"): v for k, v in f.items() if "lora_A" in k}, "whole weights"),
@@ -358,6 +361,16 @@ def test_where_alpha_comes_from(net, right, tmp_path, tensors, metadata, factor)
     said = {"lora_adapter_metadata": json.dumps(metadata)} if metadata else {}
     path = write(tmp_path / "alpha.safetensors", right | tensors, said)
     assert open_adapter(path).factor(L2) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["{", "[]", '{"lora_alpha": "8"}', '{"alpha_pattern": {"(": 1}}', '{"alpha_pattern": 3}', '{"lora_alpha": NaN}'],
+)
+def test_a_damaged_header(net, right, tmp_path, said):
+    path = write(tmp_path / "x.safetensors", right, {"lora_adapter_metadata": said})
+    with pytest.raises(ValueError, match="lora_adapter_metadata"):
+        open_adapter(path).changes(net)
 
 
 def test_lokr_alpha_means_nothing_when_both_factors_are_whole(tmp_path, net):
