@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from functools import cache
 from pathlib import Path
 
@@ -335,6 +336,17 @@ def test_a_mutation_is_refused_by_name(net, right, tmp_path, mutate, named):
         open_adapter(path).changes(net)
     said = str(error.value)
     assert named in said and str(path) in said and said.endswith("."), said
+
+
+def test_the_page_on_adapter_files():
+    """Its sentences are those of today, and its numbers are no better than today's."""
+    from write_adapters import PAGE, page
+
+    without_numbers = lambda text: re.sub(r"\d+e-\d+", "", text)
+    stored, fresh = PAGE.read_text(encoding="utf-8"), page()
+    assert without_numbers(stored) == without_numbers(fresh), "run: python tests/write_adapters.py"
+    pairs = zip(*(re.findall(r"(\d+e-\d+)", text) for text in (fresh, stored)))
+    assert all(float(now) < 4 * float(then) for now, then in pairs)
 
 
 def test_files_that_are_no_files(tmp_path):
