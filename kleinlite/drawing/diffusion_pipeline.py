@@ -53,9 +53,10 @@ class DiffusionPipeline(Parts):
 
         images: reference pictures, 1..n; the output takes the first one's size unless width and height are given.
         width, height: pixels, multiples of 16.
-        steps, guidance: the model's own if not given. Guidance and negative_prompt need a base model.
+        steps, guidance: the model's own if not given. Guidance (1 is none) and negative_prompt need a base model;
+        Z-Image takes them as its makers count, 0 is none, and no reference pictures.
         seed: one number (a batch counts up from it) or one per prompt; chosen if not given. See `picture_info`.
-        noise: (b, n, 128) starting latents in place of the seeds' own.
+        noise: (b, n, 128) starting latents in place of the seeds' own; of Z-Image (b, n, 64).
         Raises ValueError, with the way out, if these do not go together, and MemoryError if this machine is too small.
         """
         request = self.check_request(
