@@ -1,6 +1,6 @@
 """Write adapters for `pipelines/tiny`, what diffusers and PEFT compute with them, and files that must be refused.
 
-    pip install -e ".[dev]" peft==0.21.2
+    pip install -e ".[dev]"
     python tests/goldens/make_lora_golden.py
 
 One adapter, `a`, in nine spellings; `b` of mixed rank, with every matrix outside the blocks; a DoRA, a LoKr, a LoHa.

@@ -1,6 +1,6 @@
 """Draw with nano and the adapters that come with it in diffusers, and keep it for tests/nano/test_bundled_adapters.py.
 
-    pip install -e ".[dev]" peft==0.21.2
+    pip install -e ".[dev]"
     python tests/goldens/make_nano_lora_golden.py
 
 The files are read by diffusers' loader, as they are bundled and in the layout for ComfyUI. Run it again whenever nano's

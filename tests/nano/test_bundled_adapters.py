@@ -29,7 +29,7 @@ def test_diffusers_draws_the_same(case):
 
 
 def test_diffusers_live(tmp_path):
-    pytest.importorskip("peft", reason='pip install -e ".[dev]" peft for torch, diffusers and PEFT')
+    pytest.importorskip("peft", reason='pip install -e ".[dev]" for torch, diffusers and PEFT')
     torch = pytest.importorskip("torch")
     from make_nano_golden import whole
     from run_diffusers import draw as theirs, load
