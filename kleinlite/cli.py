@@ -106,7 +106,7 @@ def make_parser() -> Parser:
     add("--model", metavar="NAME", help="see `kleinlite models`; or a hub repository, folder or file (default: nano)")
     add("--size", type=parse_size, metavar="WxH", help="pixels, multiples of 16 (default: the model's, or --image's)")
     add("--steps", type=parse_int, metavar="N", help="looks at the picture on its way out of the noise")
-    about = "how far to follow the prompt: base models from 1, Z-Image from 0"
+    about = "how far to follow the prompt: bases from 1, Z-Image from 0"
     add("--guidance", type=parse_float, metavar="G", help=about)
     add("--negative", metavar="TEXT", help="what to stay away from; needs guidance")
     add("--seed", type=parse_int, metavar="N", help="the same seed draws the same picture (default: a random one)")
