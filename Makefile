@@ -65,6 +65,9 @@ clean-notebooks: $(VENV)/.book ## tidy what a session in Jupyter stored (all, or
 parity: $(VENV)/.test ## compare every block with the reference again, and write the page that says how close
 	$(BIN)/python tests/write_parity.py
 
+bench-peers: $(VENV)/.book ## time every stage beside diffusers and mflux (installed apart), and write "How fast"
+	$(BIN)/python -m kleinlite.bench.peers
+
 bench-full: $(VENV)/.base ## write a random model as large as 4b, run it in three precisions, print what it costs
 	$(BIN)/python -m kleinlite.bench.picture --full
 
@@ -78,7 +81,7 @@ clean: ## remove what can be made again, except .venv
 	rm -rf book notebooks/live dist .pytest_cache .ruff_cache
 
 .PHONY: help generate has-prompt setup lab test check lint test-notebooks format promote run-notebooks \
-  clean-notebooks parity bench-full book serve clean fuzz
+  clean-notebooks parity bench-peers bench-full book serve clean fuzz
 
 # The environment. One stamp for what generating takes, one for the book, one for the tests; a newer pyproject.toml
 # installs again.
