@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from ..autoencoder import AutoencoderConfig
 from ..checkpoints import read_header
+from ..errors import printable
 from ..text_encoder import TextEncoderConfig
 from ..transformer import TransformerConfig
 from ..z_image import ScaledAutoencoderConfig, ZImageConfig
-from .files import check_weights_file, printable, read_json
+from .files import check_weights_file, read_json
 from .registry import MODELS
 
 Config = TransformerConfig | ZImageConfig | AutoencoderConfig | TextEncoderConfig

@@ -11,10 +11,13 @@ import re
 from pathlib import Path
 
 import mlx.core as mx
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 
 from ..checkpoints import read_header
+from ..errors import printable
 
+# Bytes up to which a file is checked in memory: `safe_open` imports numpy, which takes longer than drawing with nano.
+SMALL_FILE = 2**25
 LARGEST_JSON = 2**26  # bytes; an index of the largest model has a hundredth of it
 
 
@@ -43,8 +46,12 @@ def read_json(path: Path) -> dict:
 def check_weights_file(path: Path) -> None:
     """Refuse a safetensors file that is damaged or was cut short. Raises ValueError."""
     try:
-        with safe_open(path, framework="np"):
-            return
+        if path.stat().st_size <= SMALL_FILE:
+            deserialize(path.read_bytes())
+        else:
+            with safe_open(path, framework="np"):
+                pass
+        return
     except (SafetensorError, OSError) as error:
         why = printable(str(error).removeprefix("Error while deserializing header: "))[:100]
     size, needed = path.stat().st_size, 0
@@ -55,11 +62,6 @@ def check_weights_file(path: Path) -> None:
     if size < needed:
         raise ValueError(f"{path} has {size:,} of {needed:,} bytes, the rest is missing: download it again.")
     raise ValueError(f"{path} is not a safetensors file, or it is damaged ({why}): download it again.")
-
-
-def printable(text: str) -> str:
-    """Words from a stranger's file, with control characters escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def list_weights_files(path: Path) -> list[Path]:
@@ -124,6 +126,5 @@ def read_metadata(path: Path) -> dict[str, str]:
     """The words in the headers of a part's files."""
     metadata = {}
     for file in list_weights_files(path):
-        with safe_open(file, framework="np") as opened:
-            metadata |= opened.metadata() or {}
+        metadata |= mx.load(str(file), return_metadata=True)[1]
     return metadata

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from .files import printable
+from ..errors import printable
 
 HUB = "https://huggingface.co"
 LONGEST_WAIT = 60  # seconds that the hub may ask us to wait

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..checkpoints import match, rename, to_mlx
+from ..errors import printable
 from ..quantisation import PACKINGS, Packed, Packing, join, quantize as pack_module
 from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
@@ -24,7 +25,7 @@ from ..z_image import ZImageConfig, ZImageTransformer, static_schedule
 from .configs import INDEX_FIELDS, Config, check_field, read_config, read_index, shorten
 from .download import fetch_model, fetch_parts
 from .families import KLEIN, Z_IMAGE, Family, family_of, network_of
-from .files import check_file, list_weights_files, load_arrays, printable, read_json, read_metadata
+from .files import check_file, list_weights_files, load_arrays, read_json, read_metadata
 from .formats import assemble, find_packing, load_weights
 from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES
 from .registry import BUNDLED, PARTS
