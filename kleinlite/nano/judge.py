@@ -1,6 +1,7 @@
 """How much of what was asked is in the picture? A judge, and the table it fills in.
 
     python -m kleinlite.nano.judge --model nano --count 300 --grid grid.png
+    python -m kleinlite.nano.judge --shapes                               one shape per picture, by its outline
     python -m kleinlite.nano.judge --edits --grid edits.png                 edits of held-out scenes
     python -m kleinlite.nano.judge --sweep notebooks/accuracy.json          accuracy against steps and guidance
     python -m kleinlite.nano.judge --gallery notebooks/images/nano.png      the picture at the top of the README
@@ -8,6 +9,7 @@
 The judge works by drawing: it looks for the scene whose drawing comes closest to the picture, first the ground and sky,
 then the things, each tried in several places. It has learned nothing and so has seen no training picture. On clean
 drawings it must find at least 99 % of the attributes (tests/nano/test_judge.py); captions are held-out ones.
+It is kind to outlines: what is nearer to a star than to anything else is a star. `shapes` is not (`--shapes`).
 
 Of an edit it asks two things: was the asked change made, and was everything else kept? A model that copies its
 reference keeps everything and changes nothing, so that score stands beside the model's own.
@@ -47,6 +49,7 @@ from ..scenes import (
     sample,
     sample_edit,
 )
+from .shapes import one_shape, one_shape_cases, summary, there_and_back
 
 SIZE = 96
 SHIFTS = tuple(itertools.product((-3, 0, 3), repeat=2))  # pixels: things stand up to 3 off their middle place
@@ -315,6 +318,39 @@ def report_edits(klein, options) -> list[Image.Image]:
     return pictures
 
 
+def draw_all(klein, prompts: list[str], **settings) -> list[Image.Image]:
+    """A picture of each prompt, with seeds 0, 1, …"""
+    rows = range(0, len(prompts), 20)
+    parts = [klein(prompts[i : i + 20], seed=list(range(len(prompts)))[i : i + 20], progress=False, **settings)
+             for i in tqdm(rows, desc="drawing", leave=False)]  # fmt: skip
+    return [picture for part in parts for picture in part]
+
+
+def report_shapes(model: str | None) -> list[Image.Image]:
+    """One shape per picture: how well it lies over the one that was asked for, from the drawing to the model."""
+    from ..pipeline import Klein
+
+    cases = one_shape_cases()
+    originals, prompts = [draw(scene, SIZE) for scene, _ in cases], [prompt for _, prompt in cases]
+    if model is None:
+        nano, base = Klein.from_pretrained("nano"), Klein.from_pretrained("nano-base")
+        rows = {
+            "drawn": lambda: originals,
+            "through the autoencoder": lambda: there_and_back(nano.autoencoder, originals),
+            "nano-base, 20 steps": lambda: draw_all(base, prompts, steps=20, guidance=3.0),
+            "nano, 4 steps": lambda: draw_all(nano, prompts),
+        }
+    else:
+        rows = {model: lambda: draw_all(Klein.from_pretrained(model), prompts)}
+    print(f"{f'{len(cases)} prompts of one shape':26}  right kind   overlap (IoU)   worst tenth   ripple")
+    for name, make in rows.items():
+        pictures = make()
+        got = summary([one_shape(picture, scene.things[0]) for picture, (scene, _) in zip(pictures, cases)])
+        kinds = f"{100 * got['right'] / got['count']:.0f} % ({got['right']})"
+        print(f"{name:26}{kinds:>12}{got['iou']:16.3f}{got['worst']:14.3f}{got['ripple']:9.1f}", flush=True)
+    return pictures
+
+
 def sweep(path: Path, count: int) -> None:
     """Accuracy of nano and nano-base against steps and guidance, as JSON for chapter 11's plot."""
     from ..pipeline import Klein
@@ -333,15 +369,22 @@ def main(argv: list[str] | None = None) -> None:
     from ..pipeline import Klein
 
     parser = argparse.ArgumentParser(description="Draw held-out captions and count what is right.")
-    parser.add_argument("--model", default="nano")
+    parser.add_argument("--model", help="nano unless named; with --shapes all, unless one is named")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--guidance", type=float)
+    parser.add_argument("--shapes", action="store_true", help="one shape per picture, compared with its outline")
     parser.add_argument("--edits", action="store_true", help="edit held-out scenes in place of drawing captions")
     parser.add_argument("--grid", help="write the pictures, side by side, to this PNG")
     parser.add_argument("--sweep", type=Path, help="accuracy against steps and guidance of both models, into this JSON")
     parser.add_argument("--gallery", help="only draw the showcase prompts, into this PNG")
     options = parser.parse_args(argv)
+    if options.shapes:
+        pictures = report_shapes(options.model)
+        if options.grid:
+            contact_sheet(pictures, 12).save(options.grid)
+        return
+    options.model = options.model or "nano"
     if options.gallery:
         return gallery(Klein.from_pretrained(options.model), options.gallery)
     if options.sweep:
