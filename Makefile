@@ -44,9 +44,9 @@ lint: $(VENV)/.test ## promotion in step, every import downwards, and what linte
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache --no-logo
 
-test-notebooks: $(VENV)/.test ## run every notebook and compare (nbval)
-	$(if $(wildcard notebooks/*.ipynb),MLX_ENABLE_TF32=0 $(BIN)/python -m pytest -q -p nbval --nbval-lax --nbval-current-env \
-	  --nbval-cell-timeout 600 notebooks)
+test-notebooks: $(VENV)/.test ## run every notebook and compare (nbval), two at a time
+	$(if $(wildcard notebooks/*.ipynb),MLX_ENABLE_TF32=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -p nbval \
+	  --nbval-lax --nbval-current-env --nbval-cell-timeout 600 -n 2 --dist loadfile notebooks)
 
 format: $(VENV)/.test ## let the formatter write notebooks and modules, then promote
 	$(BIN)/ruff check --select I --fix

@@ -12,7 +12,7 @@ from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.nano import recipe
 from kleinlite.nano.data import FlowData, encode_training_set, measure_latents, train_tokenizer
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
-from kleinlite.training import initialize
+from kleinlite.training import initialize, training_step
 from kleinlite.transformer import Transformer, TransformerConfig
 
 GRID = (6, 6)
@@ -45,7 +45,7 @@ def small_recipe(monkeypatch):
     monkeypatch.setattr(recipe, "FAMILIES", 4)
     monkeypatch.setattr(recipe, "STEPS", dict.fromkeys(recipe.STEPS, 2))
     monkeypatch.setattr(recipe, "measure_latents", lambda model, size: measure_latents(model, size, 16))
-    monkeypatch.setattr(recipe.train_with_progress, "__defaults__", (2,))
+    monkeypatch.setattr(recipe.train_with_progress, "__defaults__", (2, training_step))
 
 
 def launch(*command, processes=2):

@@ -12,6 +12,7 @@ from kleinlite.nano import recipe
 from kleinlite.nano.data import text_batch
 from kleinlite.nano.run import lock_folder
 from kleinlite.pipeline import Klein
+from kleinlite.training import training_step
 
 
 def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, small, monkeypatch, capsys):
@@ -43,7 +44,7 @@ def test_calibration_says_what_is_left_and_trains_nothing(tmp_path, small, capsy
 
 def test_control_c_saves_after_the_step_and_says_so(tmp_path, small, monkeypatch, capsys):
     monkeypatch.setattr(recipe, "calibrate", lambda recipe, stages: None)
-    monkeypatch.setattr(recipe.train_with_progress, "__defaults__", (100,))
+    monkeypatch.setattr(recipe.train_with_progress, "__defaults__", (100, training_step))
 
     def batch(tokenizer, tokens, step, count):
         if step == 3:
