@@ -185,7 +185,7 @@ machine changes little.
 
 {table}
 
-![Ratio of processor time, kleinlite to diffusers, for each stage](images/how-fast.png)
+<p><img src="images/how-fast.png" alt="Ratio of processor time, kleinlite to diffusers, for each stage"></p>
 
 {notes}
 
