@@ -271,13 +271,18 @@ def gallery(klein, path: str) -> None:
     sheet.save(path, optimize=True)
 
 
+def draw_all(klein, prompts: list[str], **settings) -> list[Image.Image]:
+    """A picture of each prompt, with seeds 0, 1, …"""
+    rows = range(0, len(prompts), 20)
+    parts = [klein(prompts[i : i + 20], seed=list(range(len(prompts)))[i : i + 20], progress=False, **settings)
+             for i in tqdm(rows, desc="drawing", leave=False)]  # fmt: skip
+    return [picture for part in parts for picture in part]
+
+
 def draw_captions(klein, count: int, steps: int | None = None, guidance: float | None = None) -> tuple[list, list]:
     """Pictures of held-out captions, seeds 0, 1, …, and of each what is right: see `shown`."""
-    cases, pictures = held_out_captions(count), []
-    for i in tqdm(range(0, count, 20), desc="drawing", leave=False):
-        batch = [caption for _, caption in cases[i : i + 20]]
-        seeds = list(range(i, i + len(batch)))
-        pictures += klein(batch, seed=seeds, steps=steps, guidance=guidance, progress=False)
+    cases = held_out_captions(count)
+    pictures = draw_all(klein, [caption for _, caption in cases], steps=steps, guidance=guidance)
     return pictures, [shown(judge(p), scene, asked(scene, caption)) for (scene, caption), p in zip(cases, pictures)]
 
 
@@ -316,14 +321,6 @@ def report_edits(klein, options) -> list[Image.Image]:
     for how, right in sorted(by_how.items()):
         print(f"    {how + ' …':36} {100 * sum(right) / len(right):38.1f} % of {len(right)}")
     return pictures
-
-
-def draw_all(klein, prompts: list[str], **settings) -> list[Image.Image]:
-    """A picture of each prompt, with seeds 0, 1, …"""
-    rows = range(0, len(prompts), 20)
-    parts = [klein(prompts[i : i + 20], seed=list(range(len(prompts)))[i : i + 20], progress=False, **settings)
-             for i in tqdm(rows, desc="drawing", leave=False)]  # fmt: skip
-    return [picture for part in parts for picture in part]
 
 
 def report_shapes(model: str | None) -> list[Image.Image]:

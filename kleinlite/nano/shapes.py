@@ -187,7 +187,8 @@ def summary(results: list[tuple[bool, float, float]]) -> dict[str, float]:
 
 def there_and_back(model: Autoencoder, images: list[Image.Image]) -> list[Image.Image]:
     """Pictures through the autoencoder."""
-    x = mx.stack([pixels(image) for image in images]) / 127.5 - 1
-    y = mx.concatenate([model.decode(model.encode(x[i : i + 12])) for i in range(0, len(x), 12)])
-    y = mx.round(mx.clip((y + 1) * 127.5, 0, 255)).astype(mx.uint8)
-    return [Image.frombytes("RGB", image.size, bytes(memoryview(rows))) for image, rows in zip(images, y)]
+    from ..pipeline import to_images, to_pixels
+
+    rows = range(0, len(images), 12)
+    batches = [mx.concatenate([to_pixels(image) for image in images[i : i + 12]]) for i in rows]
+    return [picture for x in batches for picture in to_images(model.decode(model.encode(x)))]
