@@ -3,7 +3,7 @@
 We teach nano a shape that it has never seen, in a minute and with less than 200 kilobytes; and we read the adapters
 that others have made for klein, whatever their spelling.
 
-Promoted from notebooks/12_lora.ipynb: edit there, then run `make promote`. (seal 70cb94b3)
+Promoted from notebooks/13_lora.ipynb: edit there, then run `make promote`. (seal 19ec34fe)
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 We join all parts: a prompt goes in, a picture comes out; and with reference pictures in, it edits.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 421b0335)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 02b0f545)
 """
 
 import math
@@ -114,7 +114,7 @@ def guided_field(klein: DiffusionPipeline, request: Request) -> Callable[[mx.arr
     txt, *others = klein.encode_prompts(request.prompts, *[[request.negative_prompt] * b] * guided)
     if request.references:
         references = encode_references(klein.load("autoencoder"), request.references, b)
-    make = klein.info.family.velocity_field or velocity_field  # another family, as chapter 13's, brings its own
+    make = klein.info.family.velocity_field or velocity_field  # another family, as chapter 14's, brings its own
     if klein.info.kv and request.references:
         make = cached_velocity_field
     grids, transformer = (request.reference_grids, request.grid), klein.load("transformer")

@@ -3,7 +3,7 @@
 We build a second system, Z-Image-Turbo, from the parts that we own, and ask of every difference: choice or
 necessity?
 
-Promoted from notebooks/13_z_image.ipynb: edit there, then run `make promote`. (seal fe4670f6)
+Promoted from notebooks/14_z_image.ipynb: edit there, then run `make promote`. (seal 8addeeb8)
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Z-Image (chapter 13) against diffusers, block by block and whole, and everything that is told from its files.
+"""Z-Image (chapter 14) against diffusers, block by block and whole, and everything that is told from its files.
 
 The model in `pipelines/z_image` is always there, see goldens/make_z_image_golden.py. A larger one is run too where it
 is: `KLEINLITE_GOLDEN=folder`, by default `../shared/golden` beside the repository.

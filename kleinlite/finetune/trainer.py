@@ -1,4 +1,4 @@
-"""Train an adapter: everything encoded once, then steps that can be stopped at any time. Chapter 12 tells the idea.
+"""Train an adapter: everything encoded once, then steps that can be stopped at any time. Chapter 13 tells the idea.
 
 Beside `dog.safetensors` stands a folder, `dog.training`, with the encoded examples, the state to go on from, the loss
 on held-out examples after so many steps, and grids of samples. The adapter itself is written anew each time, from the

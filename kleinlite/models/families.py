@@ -1,6 +1,6 @@
 """The families of models that kleinlite runs, and in what they differ: the one place that knows. Hand-written.
 
-A model belongs to the family of its transformer's config. Chapters 1 to 6 build the first family, chapter 13 the other.
+A model belongs to the family of its transformer's config. Chapters 1 to 6 build the first family, chapter 14 the other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the two adapters that come with nano have learned from: a shape that it has never seen, and a style.
 
-Chapter 12 learns the cross in front of the reader; `python -m kleinlite.finetune.bundled` trains and writes both.
+Chapter 13 learns the cross in front of the reader; `python -m kleinlite.finetune.bundled` trains and writes both.
 """
 
 from __future__ import annotations
