@@ -1,23 +1,20 @@
 """Fewer bits per weight: the formulas, the layers, and how much is in memory."""
 
+from dataclasses import astuple
+
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
-from mlx.utils import tree_flatten
 from packings import ALL, ERROR, WISH, difference, error, matrix
 
-from kleinlite import Klein, quantisation
+from kleinlite import Klein
+from kleinlite.cpu.packed import packed_matmul
 from kleinlite.quantisation import (
     PACKINGS,
     STORED,
     Packed,
-    PackedEmbedding,
     PackedLinear,
     Packing,
-    join,
-    multiply,
     pack_matrix,
-    quantize,
 )
 
 CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what is measured here is the CPU's way")
@@ -53,21 +50,10 @@ def test_affine_groups_by_their_formula():
 def test_products_without_codes():
     x, w = matrix(5, 96, seed=1, scale=1.0), matrix(64, 96)
     stored = Packed({"weight": w.astype(mx.bfloat16)}, STORED)
-    assert mx.allclose(multiply(x, stored), x @ stored.decode().T, atol=1e-5)
+    assert mx.allclose(packed_matmul(x, stored.tensors, *astuple(STORED)), x @ stored.decode().T, atol=1e-5)
     scales = mx.abs(matrix(64, 1, seed=2))
     fp8 = Packed({"weight": mx.to_fp8(w), "scales": scales}, Packing("fp8", 8))
-    assert mx.allclose(multiply(x, fp8), x @ fp8.decode().T, atol=1e-5)
-
-
-def test_joined_and_turned():
-    a, b = (pack_matrix(matrix(64, 128, seed=i), PACKINGS["nvfp4"]) for i in (1, 2))
-    both = join([a, b])
-    assert both.shape == (128, 128)
-    assert mx.array_equal(both.decode(), mx.concatenate([a.decode(), b.decode()]))  # each keeps its own scale
-    swapped = both.map(lambda w: mx.concatenate(mx.split(w, 2)[::-1]))
-    assert mx.array_equal(swapped.decode()[:64], b.decode())
-    with pytest.raises(ValueError, match="cannot be joined"):
-        join([a, pack_matrix(matrix(64, 128), PACKINGS[4])])
+    assert mx.allclose(packed_matmul(x, fp8.tensors, *astuple(fp8.packing)), x @ fp8.decode().T, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 7])
@@ -78,25 +64,19 @@ def test_products(name, rows):
     packed = pack_matrix(matrix(96, 256), p)
     expected = x @ packed.decode().T
     limit = 1e-5 * mx.abs(expected).max().item()
-    assert mx.abs(multiply(x[None, :, None], packed)[0, :, 0] - expected).max().item() < 10 * limit
+    assert (
+        mx.abs(packed_matmul(x[None, :, None], packed.tensors, *astuple(p))[0, :, 0] - expected).max().item()
+        < 10 * limit
+    )
     t = packed.tensors
     theirs = mx.quantized_matmul(x, t["weight"], t["scales"], t.get("biases"), True, p.group, p.bits, p.mode)
     theirs = theirs * t["global_scale"][:, 0] if "global_scale" in t else theirs
     assert mx.abs(theirs - expected).max().item() < 10 * limit
-    half = multiply(x.astype(mx.bfloat16), packed)
+    half = packed_matmul(x.astype(mx.bfloat16), packed.tensors, *astuple(p))
     assert half.dtype == mx.bfloat16 and error(half.astype(mx.float32), expected) < 0.02
 
 
 # ---------------------------------------------------------------- layers
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.odd = nn.Embedding(300, 128), nn.Linear(100, 128, bias=False)
-        self.layers = [nn.Linear(128, 128, bias=False) for _ in range(3)]
-        self.large, self.small = nn.Linear(128, 40_000, bias=False), nn.Linear(128, 8, bias=False)
-        self.norm = nn.RMSNorm(128)
 
 
 @CPU
@@ -122,36 +102,6 @@ def test_one_decoded_layer_at_a_time(kind):
         x = layer(x)
     mx.eval(x)
     assert mx.get_peak_memory() - before < 1.3 * 4 * d * d
-
-
-@pytest.mark.parametrize("name", PACKINGS)
-def test_which_layers_are_packed(name):
-    model = Model()
-    before = dict(tree_flatten(model.parameters()))
-    quantize(model, PACKINGS[name], mx.float32)
-    packed = {path for path, m in model.named_modules() if isinstance(m, PackedLinear)}
-    assert packed == {"table", "large", "layers.0", "layers.1", "layers.2"}  # too odd: 100 wide; too small: 8 × 128
-    assert isinstance(model.table, PackedEmbedding)
-    ids = mx.array([[3, 299], [0, 3]])
-    assert error(model.table(ids), before["table.weight"][ids]) < 2 * ERROR[name]
-    assert model.table(ids).dtype == mx.float32
-    x = matrix(2, 3, 128)
-    assert error(model.layers[1](x), x @ before["layers.1.weight"].T) < 2 * ERROR[name]
-    assert model.trainable_parameters().keys() >= {"odd", "norm"} and not model.trainable_parameters()["large"]
-
-
-def test_the_largest_is_packed_first(monkeypatch):
-    """While it is there in both forms, nothing else should be in memory yet."""
-    net = nn.Sequential(nn.Linear(64, 64), nn.Embedding(1000, 64), nn.Linear(64, 128))
-    order = []
-
-    def note(w, p):
-        order.append(w.shape[0])
-        return pack_matrix(w, p)
-
-    monkeypatch.setattr(quantisation, "pack_matrix", note)
-    quantize(net, PACKINGS[4], mx.float32)
-    assert order == [1000, 128, 64]
 
 
 # ---------------------------------------------------------------- nano

@@ -24,9 +24,10 @@ from mlx.utils import tree_flatten
 
 from ..models.formats import load_weights
 from ..models.opening import open_checkpoint
+from ..models.packing import quantize, unpacked, worth_packing
 from ..pipeline import Klein, to_pixels
 from ..position_ids import rope_table
-from ..quantisation import PACKINGS, Packed, Packing, pack_matrix, quantize, unpacked, worth_packing
+from ..quantisation import PACKINGS, Packed, Packing, pack_matrix
 from ..transformer import SingleBlock, TransformerConfig
 
 PROMPTS = (

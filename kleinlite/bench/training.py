@@ -19,8 +19,9 @@ from ..finetune.plan import plan_training
 from ..lora import attach, new_changes, recompute_blocks, train_only, velocity_loss
 from ..memory import compute_dtype
 from ..models.configs import RELEASED_CONFIGS
+from ..models.packing import quantize
 from ..position_ids import image_ids, text_ids
-from ..quantisation import PACKINGS, quantize
+from ..quantisation import PACKINGS
 from ..transformer import Transformer, TransformerConfig
 
 

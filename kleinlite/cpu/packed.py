@@ -1,13 +1,17 @@
-"""Products with packed weights on a Linux CPU. Hand-written; chapter 7 tells the idea, on codes of 4 bits.
+"""Packed matrices: decoding, and products. Hand-written; chapter 7 tells the idea, on codes of 4 bits.
 
-`mx.quantized_matmul` is a slow loop there, and `mx.dequantize` takes several times as long as a product with few
-tokens. But the *first* codes of all words are a matrix of their own, of every n-th column: one mask, one cast and one
-multiplication over whole arrays decode it. So a product is a sum of n small ones, and never more than an n-th of the
-matrix is decoded at a time. The bias of a group needs no decoding: it meets the sum of the group's inputs.
+On a GPU a product is MLX's own. On a Linux CPU `mx.quantized_matmul` is a slow loop, and `mx.dequantize` takes several
+times as long as a product with few tokens. But the *first* codes of all words are a matrix of their own, of every n-th
+column: one mask, one cast and one multiplication over whole arrays decode it. So a product is a sum of n small ones,
+and never more than an n-th of the matrix is decoded at a time. The bias of a group needs no decoding: it meets the sum
+of the group's inputs.
 
 - In 3, 5 and 6 bits codes cross the borders of bytes; three or five bytes, read as one number, hold a whole count.
 - A four-bit float has eight sizes; doubled (0, 1, 2, 3, 4, 6, 8, 12) they fit as digits into 0xC8643210.
 - An eight-bit float's bits, put where float32 has its own, are the same number with an exponent that is 120 too small.
+
+In all functions tensors are "weight" and, where the mode has them, "scales", "biases", "global_scale"; mode, bits and
+group are those of `kleinlite.quantisation.Packing`.
 """
 
 from __future__ import annotations
@@ -15,12 +19,38 @@ from __future__ import annotations
 import mlx.core as mx
 
 
-def packed_matmul(x: mx.array, tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
-    """x (n, d_in) times a packed matrix, transposed, decoded piece by piece in float32. (n, d_in) → (n, d_out)
+def dequantize(tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
+    """The matrix, or some rows of it, from its tensors: (…, d_in), float32 unless stored otherwise."""
+    weight, scales, biases = (tensors.get(name) for name in ("weight", "scales", "biases"))
+    if mode == "stored":
+        return weight
+    if mode == "fp8":
+        return mx.from_fp8(weight, mx.float32) * scales
+    if mode == "affine":
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+    w = mx.dequantize(weight, scales, biases, group, bits, mode, dtype=mx.float32)
+    return w * tensors.get("global_scale", 1.0)
 
-    tensors: "weight" and, where the mode has them, "scales", "biases", "global_scale"; mode, bits and group as in
-    `kleinlite.quantisation.Packing`.
-    """
+
+def packed_matmul(x: mx.array, tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
+    """x @ W.T with a packed W, (…, d_in) → (…, d_out), as x's type. Not inside `mx.compile` on a CPU: it evaluates."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        y = matmul_in_pieces(x.reshape(-1, x.shape[-1]).astype(mx.float32), tensors, mode, bits, group)
+        y = y.reshape(*x.shape[:-1], -1).astype(x.dtype)
+        mx.eval(y)  # so that one decoded layer at a time is in memory
+        return y
+    if mode in ("stored", "fp8"):
+        [w] = mx.depends([tensors["weight"]], [x])  # so that no layer is decoded before its turn
+        y = x @ (w.astype(x.dtype) if mode == "stored" else mx.from_fp8(w, x.dtype)).T
+    else:
+        codes = (tensors["weight"], tensors["scales"], tensors.get("biases"))
+        y = mx.quantized_matmul(x, *codes, True, group, bits, mode)
+    scale = tensors["scales"] if mode == "fp8" else tensors.get("global_scale")
+    return (y if scale is None else y * scale[:, 0]).astype(x.dtype)
+
+
+def matmul_in_pieces(x: mx.array, tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
+    """The same on a CPU, decoded piece by piece in float32. (n, d_in) → (n, d_out)"""
     weight = tensors["weight"]
     if mode == "stored":
         return x @ weight.astype(mx.float32).T

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..checkpoints import rename, swap_halves
-from ..quantisation import Packed, Packing, pack_matrix, unpacked, worth_packing
+from ..quantisation import Packed, Packing, pack_matrix
 from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
 from ..transformer import Transformer
 from .configs import (
@@ -37,6 +37,7 @@ from .configs import (
 from .files import is_inside, list_weights_files, read_json
 from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from .opening import Checkpoint, open_checkpoint, part_folder
+from .packing import unpacked, worth_packing
 
 SCHEDULER_JSON = {
     "_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0,

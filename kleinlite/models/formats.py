@@ -12,7 +12,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..quantisation import PACKINGS, STORED, Packed, Packing, packed_layer
+from ..quantisation import PACKINGS, STORED, Packed, Packing
+from .packing import packed_layer
 
 IGNORED = (".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")  # about activations, or for other programs
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..checkpoints import match, rename, to_mlx
 from ..errors import printable
-from ..quantisation import PACKINGS, Packed, Packing, join, quantize as pack_module
+from ..quantisation import PACKINGS, Packed, Packing
 from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
 from ..z_image import ZImageConfig, ZImageTransformer, static_schedule
@@ -28,6 +28,7 @@ from .families import KLEIN, Z_IMAGE, Family, family_of, network_of
 from .files import check_file, list_weights_files, load_arrays, read_json, read_metadata
 from .formats import assemble, find_packing, load_weights
 from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES
+from .packing import join, quantize as pack_module
 from .registry import BUNDLED, PARTS
 
 SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded

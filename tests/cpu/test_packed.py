@@ -1,10 +1,12 @@
 """Products with packed weights on a CPU: whole codes, pieces, and the decoded matrix agree."""
 
+from dataclasses import astuple
+
 import mlx.core as mx
 import pytest
 from packings import ALL, matrix
 
-from kleinlite.cpu.packed import decode_e4m3, packed_matmul, whole_words
+from kleinlite.cpu.packed import decode_e4m3, matmul_in_pieces, whole_words
 from kleinlite.quantisation import pack_matrix
 
 
@@ -26,7 +28,7 @@ def test_products_piece_by_piece(name, rows):
     packed = pack_matrix(matrix(96, 256), p)
     expected = x @ packed.decode().T
     limit = 1e-5 * mx.abs(expected).max().item()
-    mine = packed_matmul(x, packed.tensors, p.mode, p.bits, p.group)
+    mine = matmul_in_pieces(x, packed.tensors, *astuple(p))
     assert mx.abs(mine - expected).max().item() < limit
 
 

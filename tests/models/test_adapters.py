@@ -27,8 +27,9 @@ from kleinlite.models.adapters import bundled, find_place, open_adapter, places,
 from kleinlite.models.configs import parse_transformer_config
 from kleinlite.models.names import TRANSFORMER_NAMES
 from kleinlite.models.opening import load_part
+from kleinlite.models.packing import quantize
 from kleinlite.position_ids import image_ids, text_ids
-from kleinlite.quantisation import PACKINGS, quantize
+from kleinlite.quantisation import PACKINGS
 from kleinlite.sampling import euler
 from kleinlite.transformer import Transformer, TransformerConfig
 

@@ -8,7 +8,8 @@ from packings import matrix
 
 from kleinlite.models.formats import find_packing, load_weights
 from kleinlite.models.opening import open_checkpoint
-from kleinlite.quantisation import PACKINGS, PackedLinear, quantize
+from kleinlite.models.packing import quantize
+from kleinlite.quantisation import PACKINGS, PackedLinear
 
 CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what is measured here is the CPU's way")
 
