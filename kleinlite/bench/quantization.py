@@ -4,7 +4,7 @@
     python -m kleinlite.bench.quantization 4b --only 4 8   a released model: one picture per setting
     python -m kleinlite.bench.quantization --speed         time of a packed block of the 4B / in float32
 
-Chapter 7 says what the settings are, chapter 8 shows the pictures. Differences of pictures are means in levels of 255
+Chapter 7 says what the settings are, and shows some of the pictures. Differences of pictures are means in levels of 255
 over all pixels, channels and prompts; same seeds, so that only the weights differ.
 """
 
