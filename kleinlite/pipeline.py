@@ -2,11 +2,11 @@
 
 We join all parts: a prompt goes in, a picture comes out; and with reference pictures in, it edits.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 02b0f545)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal ec8e1dd2)
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from .autoencoder import Autoencoder
 from .drawing.diffusion_pipeline import DiffusionPipeline
-from .drawing.picture_file import to_rgb
+from .drawing.picture_file import check_reference_size, to_rgb
 from .drawing.request import Request
 from .kv_cache import cached_velocity_field
 from .position_ids import image_ids, reference_ids, text_ids
@@ -26,12 +26,12 @@ __all__ = [
     "to_pixels",
     "to_images",
     "Step",
-    "LARGEST_REFERENCE",
     "prepare_reference",
     "encode_references",
+    "Grid",
+    "Field",
     "velocity_field",
     "guided_field",
-    "draw_steps",
     "Klein",
 ]
 
@@ -60,17 +60,12 @@ class Step(NamedTuple):
     preview: Callable[[], Image.Image | list[Image.Image]]
 
 
-LARGEST_REFERENCE = 1024 * 1024  # pixels; diffusers' cap
-
-
 def prepare_reference(image: Image.Image) -> Image.Image:
     """Shrink to at most 1024² pixels and cut the edges, evenly, to multiples of 16: what diffusers does."""
-    image = to_rgb(image)
+    image = check_reference_size(to_rgb(image))
     w, h = image.size
-    if min(w, h) < 64 or max(w, h) > 8 * min(w, h):
-        raise ValueError(f"A reference picture needs sides of at least 64 pixels and at most 8:1, this one is {w}×{h}.")
-    if w * h > LARGEST_REFERENCE:
-        scale = math.sqrt(LARGEST_REFERENCE / (w * h))
+    if w * h > 1024 * 1024:
+        scale = math.sqrt(1024 * 1024 / (w * h))
         image = image.resize((int(w * scale), int(h * scale)), Image.Resampling.LANCZOS)
     w, h = image.size
     left, top = w % 16 // 2, h % 16 // 2
@@ -83,13 +78,13 @@ def encode_references(autoencoder: Autoencoder, images: list[Image.Image], b: in
     return mx.repeat(mx.concatenate(latents, axis=1), b, axis=0)
 
 
+Grid = tuple[int, int]  # rows and columns of latent tokens
+Field = Callable[[mx.array, float], mx.array]  # x, t → velocity
+
+
 def velocity_field(
-    transformer: Transformer,
-    txt: mx.array,
-    references: mx.array | None,
-    grids: list[tuple[int, int]],
-    grid: tuple[int, int],
-) -> Callable[[mx.array, float], mx.array]:
+    transformer: Transformer, txt: mx.array, references: mx.array | None, grids: list[Grid], grid: Grid
+) -> Field:
     """Where to go from latents x at noise level t, as a function of (x, t), for a picture of `grid` tokens.
 
     txt: text features (b, m, f). references: (b, tokens, 128), whose pictures have these `grids` of tokens.
@@ -107,39 +102,21 @@ def velocity_field(
     return velocity
 
 
-def guided_field(klein: DiffusionPipeline, request: Request) -> Callable[[mx.array, float], mx.array]:
+def guided_field(klein: DiffusionPipeline, request: Request) -> Field:
     """The velocity field of one request, with its references and its guidance."""
-    b, references = len(request.prompts), None
-    guided = request.guidance_scale > 1
-    txt, *others = klein.encode_prompts(request.prompts, *[[request.negative_prompt] * b] * guided)
+    prompts, b, references = [request.prompts], len(request.prompts), None
+    if request.guidance_scale > 1:
+        prompts.append([request.negative_prompt] * b)
+    features = klein.encode_prompts(*prompts)
+    make = klein.info.family.velocity_field or velocity_field
     if request.references:
         references = encode_references(klein.load("autoencoder"), request.references, b)
-    make = klein.info.family.velocity_field or velocity_field  # another family, as chapter 14's, brings its own
-    if klein.info.kv and request.references:
-        make = cached_velocity_field
-    grids, transformer = (request.reference_grids, request.grid), klein.load("transformer")
-    with_prompt = make(transformer, txt, references, *grids)
-    if not others:
-        return with_prompt
-    without = make(transformer, others[0], references, *grids)
-    return lambda x, t: guide(with_prompt(x, t), without(x, t), request.guidance_scale)
-
-
-def draw_steps(klein: DiffusionPipeline, request: Request) -> Iterator[Step]:
-    """The Euler loop of one request: from its seeds' noise, or from its own, to the picture."""
-    b, (gh, gw) = len(request.prompts), request.grid
-    field = guided_field(klein, request)
-
-    def decode(latents):
-        images = to_images(klein.load("autoencoder").decode(latents.reshape(b, gh, gw, -1)))
-        return images if request.batched else images[0]
-
-    x = request.noise
-    if x is None:
-        x = mx.concatenate([noise(seed, gh * gw, klein.info.d_latent) for seed in request.seeds])
-    for step in euler(field, x, klein.info.family.schedule(request.steps, gh * gw)):
-        clean = step.latents - step.t_next * step.velocity  # lazy: worked out if somebody looks
-        yield Step(*step, partial(decode, clean))
+        make = cached_velocity_field if klein.info.kv else make
+    transformer = klein.load("transformer")
+    fields = [make(transformer, txt, references, request.reference_grids, request.grid) for txt in features]
+    if len(fields) == 1:
+        return fields[0]
+    return lambda x, t: guide(*(field(x, t) for field in fields), request.guidance_scale)
 
 
 class Klein(DiffusionPipeline):
@@ -150,16 +127,18 @@ class Klein(DiffusionPipeline):
     """
 
     prepare_reference = staticmethod(prepare_reference)
-    draw_steps = draw_steps
 
-    def stream(
-        self, prompt: str | Sequence[str], *, images: Sequence[Image.Image] = (), width: int | None = None,
-        height: int | None = None, steps: int | None = None, guidance: float | None = None, negative_prompt: str = "",
-        seed: int | Sequence[int] | None = None, noise: mx.array | None = None, progress: bool = True,
-    ) -> Iterator[Step]:  # fmt: skip
-        """The same as a call, one `Step` at a time: to watch, to stop early, or to look inside."""
-        request = self.check_request(
-            prompt, images, width=width, height=height, steps=steps, guidance=guidance,
-            negative_prompt=negative_prompt, seed=seed, noise=noise,
-        )  # fmt: skip
-        return self.run(request, progress)
+    def draw_steps(self, request: Request) -> Iterator[Step]:
+        """The Euler loop of one request: from its seeds' noise, or from its own, to the picture."""
+        field, n, x = guided_field(self, request), math.prod(request.grid), request.noise
+        if x is None:
+            x = mx.concatenate([noise(seed, n, self.info.d_latent) for seed in request.seeds])
+        for step in euler(field, x, self.info.family.schedule(request.steps, n)):
+            clean = step.latents - step.t_next * step.velocity  # lazy: worked out if somebody looks
+            yield Step(*step, partial(self.decode_latents, clean, request))
+
+    def decode_latents(self, latents: mx.array, request: Request) -> Image.Image | list[Image.Image]:
+        """The pictures of latents (b, n, c), as many as the request asks for."""
+        grid = latents.reshape(len(latents), *request.grid, -1)
+        images = to_images(self.load("autoencoder").decode(grid))
+        return images if request.batched else images[0]

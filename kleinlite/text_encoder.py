@@ -3,7 +3,7 @@
 We rebuild Qwen3, a language model, and stack the outputs of three of its middle layers for every word of the
 prompt.
 
-Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 66dc5c05)
+Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal eda5ac24)
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,10 @@ __all__ = [
     "MLP",
     "Layer",
     "TextEncoder",
+    "next_token_logits",
 ]
 
 PAD = "<|endoftext|>"
-
-
 TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
@@ -162,7 +161,8 @@ class TextEncoder(nn.Module):
         states = self.hidden_states(ids, mask, max(self._cfg.taps))
         return mx.concatenate([states[k] for k in self._cfg.taps], axis=-1)
 
-    def logits(self, ids: mx.array, mask: mx.array) -> mx.array:
-        """Scores for the next token, (b, m, vocab): how Qwen3 was trained, not how klein uses it."""
-        x = self.norm(self.hidden_states(ids, mask, len(self.layers))[-1])
-        return self.embed_tokens.as_linear(x) if self._cfg.tied else self.lm_head(x)
+
+def next_token_logits(encoder: TextEncoder, ids: mx.array, mask: mx.array) -> mx.array:
+    """Scores for the next token, (b, m, vocab): how Qwen3 was trained, not how klein uses it."""
+    x = encoder.norm(encoder.hidden_states(ids, mask, len(encoder.layers))[-1])
+    return encoder.embed_tokens.as_linear(x) if encoder._cfg.tied else encoder.lm_head(x)

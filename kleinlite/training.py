@@ -3,7 +3,7 @@
 We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
 a transformer that learns to paint them.
 
-Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal b8f44442)
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 0f42c78e)
 """
 
 import math
@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from .autoencoder import Autoencoder
 from .position_ids import image_ids, reference_ids, text_ids
 from .sampling import guide, schedule
-from .text_encoder import TextEncoder
+from .text_encoder import TextEncoder, next_token_logits
 from .transformer import Transformer
 
 __all__ = [
@@ -95,7 +95,7 @@ def decoder_loss(model: Autoencoder, pixels: mx.array, latents: mx.array) -> mx.
 
 def text_encoder_loss(model: TextEncoder, ids: mx.array, mask: mx.array) -> mx.array:
     """Cross-entropy of the next token, over real tokens: how language models learn."""
-    loss = nn.losses.cross_entropy(model.logits(ids, mask)[:, :-1], ids[:, 1:])
+    loss = nn.losses.cross_entropy(next_token_logits(model, ids, mask)[:, :-1], ids[:, 1:])
     real = mask[:, 1:].astype(mx.float32)
     return (loss * real).sum() / real.sum()
 

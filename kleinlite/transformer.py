@@ -3,7 +3,7 @@
 We build the network that reads a noisy picture and a prompt and answers with a velocity: the direction away from
 the picture.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal ccc179ad)
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal b4504ef6)
 """
 
 import math
@@ -34,6 +34,7 @@ __all__ = [
     "DoubleBlock",
     "SingleBlock",
     "FinalLayer",
+    "predict_velocity",
     "Transformer",
 ]
 
@@ -52,17 +53,9 @@ class TransformerConfig:
     theta: float = 2000.0
     d_time: int = 256
 
-    @property
-    def hd(self) -> int:
-        return sum(self.axes)
-
-    @property
-    def d(self) -> int:
-        return self.heads * self.hd
-
-    @property
-    def d_mlp(self) -> int:
-        return int(self.d * self.mlp_ratio)
+    hd = property(lambda self: sum(self.axes))
+    d = property(lambda self: self.heads * self.hd)
+    d_mlp = property(lambda self: int(self.d * self.mlp_ratio))
 
     @classmethod
     def tiny(cls) -> "TransformerConfig":
@@ -237,6 +230,20 @@ class FinalLayer(nn.Module):
         return self.linear(modulate(x, shift, scale))
 
 
+def predict_velocity(net: "Transformer", img, txt, t, rope, attend=None) -> mx.array:
+    """The forward pass, with a rotation table; shapes as for `Transformer`."""
+    t = mx.broadcast_to(mx.array(t, dtype=mx.float32), (img.shape[0],))
+    vec = net.time_in(time_features(t, net._cfg.d_time).astype(img.dtype))  # (b, d)
+    img_mod, txt_mod = net.double_stream_modulation_img(vec), net.double_stream_modulation_txt(vec)
+    img, txt = net.img_in(img), net.txt_in(txt)
+    for block in net.double_blocks:
+        img, txt = block(img, txt, img_mod, txt_mod, rope, attend)
+    x, mod = mx.concatenate([txt, img], axis=1), net.single_stream_modulation(vec)  # (b, m + n, d)
+    for block in net.single_blocks:
+        x = block(x, mod, rope, attend)
+    return net.final_layer(x[:, txt.shape[1] :], vec)
+
+
 class Transformer(nn.Module):
     """The velocity field: noisy latents, text features and a noise level in, a velocity per image token out."""
 
@@ -259,17 +266,6 @@ class Transformer(nn.Module):
     def __call__(self, img, txt, t, img_ids=None, txt_ids=None, *, rope=None, attend=None) -> mx.array:
         """img (b, n, 128), txt (b, m, d_text), t in [0, 1] as a number or (b,), ids (n, 4) and (m, 4) → (b, n, 128)
 
-        `rope`, from `Transformer.rope`, replaces the ids. Reference tokens stand at the end of img. `attend` replaces
-        `roped_attention` in all blocks, one after the other: chapter 10 uses it to look things up in a cache.
+        `rope`, from `Transformer.rope`, replaces the ids; `attend` replaces `roped_attention`, block after block.
         """
-        rope = rope or self.rope(img_ids, txt_ids)
-        t = mx.broadcast_to(mx.array(t, dtype=mx.float32), (img.shape[0],))
-        vec = self.time_in(time_features(t, self._cfg.d_time).astype(img.dtype))  # (b, d)
-        img_mod, txt_mod = self.double_stream_modulation_img(vec), self.double_stream_modulation_txt(vec)
-        img, txt = self.img_in(img), self.txt_in(txt)
-        for block in self.double_blocks:
-            img, txt = block(img, txt, img_mod, txt_mod, rope, attend)
-        x, mod = mx.concatenate([txt, img], axis=1), self.single_stream_modulation(vec)  # (b, m + n, d)
-        for block in self.single_blocks:
-            x = block(x, mod, rope, attend)
-        return self.final_layer(x[:, txt.shape[1] :], vec)
+        return predict_velocity(self, img, txt, t, rope or self.rope(img_ids, txt_ids), attend)

@@ -176,7 +176,7 @@ def test_text_encoder_features():
 
 def test_text_encoder_logits():
     values, ids, mask = text_run()
-    check(text_encoder().logits(ids, mask), values["out.logits"])
+    check(te.next_token_logits(text_encoder(), ids, mask), values["out.logits"])
 
 
 # ---------------------------------------------------------------- 04 sampling

@@ -65,6 +65,18 @@ class DiffusionPipeline(Parts):
         )  # fmt: skip
         return self.draw(request, progress)
 
+    def stream(
+        self, prompt: str | Sequence[str], *, images: Sequence[Image.Image] = (), width: int | None = None,
+        height: int | None = None, steps: int | None = None, guidance: float | None = None, negative_prompt: str = "",
+        seed: int | Sequence[int] | None = None, noise: mx.array | None = None, progress: bool = True,
+    ) -> Iterator[Any]:  # fmt: skip
+        """The same as a call, one `Step` at a time: to watch, to stop early, or to look inside."""
+        request = self.check_request(
+            prompt, images, width=width, height=height, steps=steps, guidance=guidance,
+            negative_prompt=negative_prompt, seed=seed, noise=noise,
+        )  # fmt: skip
+        return self.run(request, progress)
+
     def check_request(self, prompt: str | Sequence[str], images: Sequence[Image.Image] = (), **options: Any) -> Request:
         """The arguments of a call as a `Request`, or what is wrong with them; nothing is loaded for it."""
         references = [self.prepare_reference(image) for image in check_images(images)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps, PngImagePlugin
 
-__all__ = ["open_picture", "to_rgb", "save_picture", "picture_info", "read_metadata"]
+__all__ = ["open_picture", "to_rgb", "check_reference_size", "save_picture", "picture_info", "read_metadata"]
 
 # What a picture of ours remembers, see `Request.metadata`; and perhaps "quantize" and "loras".
 REMEMBERED = {"model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float)}
@@ -61,6 +61,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if not 0 <= low <= high <= white:
         raise ValueError(f"A picture with levels from {low:g} to {high:g} has no known white: scale it to 0 … 255.")
     return levels.point(lambda level: level * (255 / white) + 0.5).convert("L").convert("RGB")
+
+
+def check_reference_size(image: Image.Image) -> Image.Image:
+    """The picture itself, if it can be a reference."""
+    w, h = image.size
+    if min(w, h) < 64 or max(w, h) > 8 * min(w, h):
+        raise ValueError(f"A reference picture needs sides of at least 64 pixels and at most 8:1, this one is {w}×{h}.")
+    return image
 
 
 def save_picture(picture: Image.Image, path: str | Path) -> None:
