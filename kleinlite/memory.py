@@ -2,7 +2,7 @@
 
 From the config alone we predict how many weights, products, bytes and seconds a picture takes, and then measure.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 630c39d8)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 9752d144)
 """
 
 from dataclasses import replace
@@ -87,9 +87,8 @@ def plan_memory(
 ) -> MemoryPlan:  # fmt: skip
     """What b pictures will take, predicted from the configs alone.
 
-    bits: per weight, scales included; two numbers if the transformer and the text encoder differ.
-    references: tokens of the reference pictures. cpu: whether to predict for a CPU; as MLX is set if not given.
-    networks: what the first and the last config describe, if it is another family's (chapter 14).
+    bits: per weight, scales included; two numbers if the transformer and the text encoder differ. references: tokens
+    of the reference pictures. cpu: as MLX is set if not given. networks: of the first and the last config.
     """
     cpu = compute_dtype() == mx.float32 if cpu is None else cpu
     of_transformer, of_text = bits if isinstance(bits, tuple) else (bits, bits)
