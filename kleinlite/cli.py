@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import os
 import platform
 import re
-import shutil
 import sys
 import tempfile
 import time
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,25 +60,26 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def parse_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+def parse_number(kind: type[int | float], words: str) -> Callable[[str], int | float]:
+    """A type for argparse, whose own sentences say `invalid int value`."""
+
+    def parse(text: str) -> int | float:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {words}") from None
+
+    return parse
 
 
-def parse_float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+INTEGER, NUMBER = parse_number(int, "a whole number"), parse_number(float, "a number")
 
 
 def parse_quantization(text: str) -> int | str:
     return int(text) if text.isdecimal() else text  # `find_packing` knows what there is
 
 
-def lora(text: str) -> tuple[str, float]:
+def parse_lora(text: str) -> tuple[str, float]:
     """FILE or FILE:SCALE"""
     file, colon, scale = text.rpartition(":")
     if not colon or Path(text).exists():
@@ -105,16 +105,16 @@ def make_parser() -> Parser:
     add("prompt", nargs="?", metavar="PROMPT", help="what to draw, in quotes; with --image: what to change")
     add("--model", metavar="NAME", help="see `kleinlite models`; or a hub repository, folder or file (default: nano)")
     add("--size", type=parse_size, metavar="WxH", help="pixels, multiples of 16 (default: the model's, or --image's)")
-    add("--steps", type=parse_int, metavar="N", help="looks at the picture on its way out of the noise")
+    add("--steps", type=INTEGER, metavar="N", help="looks at the picture on its way out of the noise")
     about = "how far to follow the prompt: bases from 1, Z-Image from 0"
-    add("--guidance", type=parse_float, metavar="G", help=about)
+    add("--guidance", type=NUMBER, metavar="G", help=about)
     add("--negative", metavar="TEXT", help="what to stay away from; needs guidance")
-    add("--seed", type=parse_int, metavar="N", help="the same seed draws the same picture (default: a random one)")
+    add("--seed", type=INTEGER, metavar="N", help="the same seed draws the same picture (default: a random one)")
     bits = f"weights in fewer bits: {QUANTIZE} (default: as they are)"
     add("--quantize", type=parse_quantization, metavar="Q", help=bits)
     add("--image", nargs="+", action="extend", metavar="REF", help="pictures to edit or to combine")
     loras = "adapters to add, each with its strength if not 1: style.safetensors:0.7; or cross, outlined for nano"
-    add("--lora", nargs="+", action="extend", type=lora, metavar="FILE[:SCALE]", help=loras)
+    add("--lora", nargs="+", action="extend", type=parse_lora, metavar="FILE[:SCALE]", help=loras)
     like = "draw again what this picture says about itself; other options override, and another --model brings "
     add("--like", metavar="FILE", help=like + "its own steps and guidance")
     output = "a .png file, replaced if there is one (default: a new file here, named after prompt and seed)"
@@ -144,16 +144,16 @@ def make_parser() -> Parser:
     )
     add("--model", default="base-4b", metavar="NAME", help="a base model: base-4b (default), base-9b, nano-base")
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the adapter, a .safetensors file")
-    add("--rank", type=parse_int, default=16, metavar="R", help="how much it can learn, and its size (default: 16)")
-    add("--steps", type=parse_int, default=500, metavar="N", help="steps of training (default: 500)")
-    add("--rate", type=parse_float, default=1e-4, metavar="X", help="the peak of the learning rate (default: 1e-4)")
-    add("--batch", type=parse_int, default=1, metavar="B", help="pictures at a time (default: 1)")
-    add("--accumulate", type=parse_int, default=4, metavar="N", help="batches that make one step (default: 4)")
+    add("--rank", type=INTEGER, default=16, metavar="R", help="how much it can learn, and its size (default: 16)")
+    add("--steps", type=INTEGER, default=500, metavar="N", help="steps of training (default: 500)")
+    add("--rate", type=NUMBER, default=1e-4, metavar="X", help="the peak of the learning rate (default: 1e-4)")
+    add("--batch", type=INTEGER, default=1, metavar="B", help="pictures at a time (default: 1)")
+    add("--accumulate", type=INTEGER, default=4, metavar="N", help="batches that make one step (default: 4)")
     add("--size", type=parse_size, metavar="WxH", help="scale and cut all pictures (default: as they are)")
     add("--quantize", type=parse_quantization, metavar="Q", help=f"train beside weights in fewer bits: {QUANTIZE}")
     add("--layout", choices=("diffusers", "comfy"), default="diffusers", help="whose names the file has")
-    add("--seed", type=parse_int, default=0, metavar="N", help="of its beginning and of its batches (default: 0)")
-    add("--every", type=parse_int, default=100, metavar="N", help="steps between two looks at it (default: 100)")
+    add("--seed", type=INTEGER, default=0, metavar="N", help="of its beginning and of its batches (default: 0)")
+    add("--every", type=INTEGER, default=100, metavar="N", help="steps between two looks at it (default: 100)")
     add("--plan", action="store_true", help="only say how much memory it takes")
     add("--offline", action="store_true", help="download nothing, and ask no network")
     about = "show what made a picture, what an adapter changes or, without a file, the versions for a bug report"
@@ -424,29 +424,17 @@ def download(args: argparse.Namespace) -> None:
 
 
 def quantize(args: argparse.Namespace) -> None:
-    import mlx.core as mx
-
     from .models.export import quantize_model
     from .models.formats import find_packing
-    from .models.opening import open_checkpoint
 
     if (args.bits is None) == (args.mode is None):
         args.parser.error("give either --bits N or --mode MODE: kleinlite quantize 4b klein-4bit --bits 4")
     quantize, out = args.mode if args.bits is None else args.bits, args.output
-    bits = find_packing(quantize).bits_per_weight
+    find_packing(quantize)
     if os.path.lexists(out):
         raise ValueError(f"{out} is there already: name a new folder.")
     check_folder(out.parent)
     fetch(args.model, args.offline)
-    checkpoint = open_checkpoint(args.model, dtype=mx.bfloat16, quantize=quantize)  # refuses what does not fit
-    weights = [w for kind in ("transformer", "text_encoder") for w in checkpoint.weights(kind).values()]
-    needed = sum(math.prod(w.shape) for w in weights) * bits / 8
-    free = shutil.disk_usage(out.parent).free
-    if needed > free:
-        raise ValueError(
-            f"{out} will take {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB left: make room there, or "
-            "name a folder on another disk."
-        )
     quantize_model(args.model, out, quantize, progress=sys.stderr.isatty())
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(f"{out}: {args.model} in {name_quantization(quantize)}, {size / 1e6:,.1f} MB")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import opcode
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,6 +48,12 @@ def explain(error: Exception) -> str | None:
 def printable(text: str) -> str:
     """One line for a terminal, with control characters escaped: a text may come from anywhere."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def first_few(items: Iterable, count: int = 4) -> str:
+    """The first items of a list, and how many more there are."""
+    names = [str(item) for item in items]
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def run_command(command: Callable[..., None], *args) -> int:

@@ -10,7 +10,6 @@ and shards, and random numbers in them. `make bench-full` calls it; it takes 16 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import resource
@@ -28,7 +27,7 @@ from mlx.utils import tree_flatten
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..drawing.memory_check import all_parts_fit
 from ..drawing.request import check_request
-from ..memory import MemoryPlan, count_parameters
+from ..memory import MemoryPlan, compute_dtype, count_parameters, count_prompt, count_step
 from ..models.configs import (
     RELEASED_CONFIGS,
     format_autoencoder_config,
@@ -36,7 +35,7 @@ from ..models.configs import (
     format_text_encoder_config,
     format_transformer_config,
 )
-from ..models.export import split_shards, to_released, write_safetensors
+from ..models.export import DIFFUSERS_STEM, SHARD_BYTES, copy_text_files, to_released, write_json, write_part
 from ..models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from ..models.opening import find_model
 from ..pipeline import Klein
@@ -61,34 +60,19 @@ def make_random_weights(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
     return {name: stand_in(name, w.shape) for name, w in arrays.items()}
 
 
-def write_part(
-    folder: Path, module: nn.Module, rules: list[tuple[str, ...]], stem: str, config: dict, limit: int
-) -> None:
-    """One part's folder: config.json, and its weights in files of at most `limit` bytes with an index."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    portions = list(split_shards(make_random_weights(to_released(module, rules, mx.bfloat16)), limit))
-    files = [f"{stem}-{i:05}-of-{len(portions):05}.safetensors" for i in range(1, len(portions) + 1)]
-    files = files if len(files) > 1 else [f"{stem}.safetensors"]
-    places = {name: file for file, portion in zip(files, portions) for name in portion}
-    if len(files) > 1:
-        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    for file, portion in zip(files, portions):
-        write_safetensors(folder / file, portion, mx.clear_cache)
-
-
 def write_model(folder: Path, cfg: TransformerConfig, text_cfg: TextEncoderConfig, vae: AutoencoderConfig) -> None:
     """A random model's folder as the released ones are: bfloat16, shards of 5 and 10 GB; with nano's tokenizer."""
-    stem = "diffusion_pytorch_model"
-    write_part(folder / "vae", Autoencoder(vae), AUTOENCODER_NAMES, stem, format_autoencoder_config(vae, 1024), 10**10)
-    config = format_transformer_config(cfg)
-    write_part(folder / "transformer", Transformer(cfg), TRANSFORMER_NAMES, stem, config, 10**10)
+
+    def write(part: str, module: nn.Module, rules: list, stem: str, config: dict, limit: int = 10**10) -> None:
+        arrays = make_random_weights(to_released(module, rules, mx.bfloat16))
+        write_part(folder / part, stem, config, arrays, mx.clear_cache, limit)
+
+    write("vae", Autoencoder(vae), AUTOENCODER_NAMES, DIFFUSERS_STEM, format_autoencoder_config(vae, 1024))
+    write("transformer", Transformer(cfg), TRANSFORMER_NAMES, DIFFUSERS_STEM, format_transformer_config(cfg))
     config = format_text_encoder_config(text_cfg)
-    write_part(folder / "text_encoder", TextEncoder(text_cfg), TEXT_ENCODER_NAMES, "model", config, 5 * 10**9)
-    (folder / "tokenizer").mkdir()
-    tokenizer = find_model("nano") / "tokenizer" / "tokenizer.json"
-    (folder / "tokenizer" / "tokenizer.json").write_bytes(tokenizer.read_bytes())
-    (folder / "model_index.json").write_text(json.dumps(format_model_index(text_cfg, distilled=True)))
+    write("text_encoder", TextEncoder(text_cfg), TEXT_ENCODER_NAMES, "model", config, SHARD_BYTES)
+    copy_text_files(find_model("nano") / "tokenizer", folder / "tokenizer")
+    write_json(folder / "model_index.json", format_model_index(text_cfg, distilled=True))
 
 
 # ---------------------------------------------------------------- measuring
@@ -104,7 +88,7 @@ class Cost(NamedTuple):
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has had: on Linux since `start_over`, elsewhere since it began."""
+    """The most memory that this process has had: on Linux since `reset_peaks`, elsewhere since it began."""
     if sys.platform == "linux":
         return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on a Mac
@@ -122,7 +106,6 @@ def bytes_read() -> float:
     return float(re.search(r"rchar: (\d+)", counts.read_text())[1]) if counts.exists() else math.nan
 
 
-PARTS = {"text_encoder": TextEncoder, "vae": Autoencoder}  # of which a picture needs only some layers
 PROMPT = "a red fox in the snow, 85 mm"
 
 
@@ -154,24 +137,9 @@ def measure(klein: Klein, size: int, steps: int) -> dict[str, Cost]:
 # ---------------------------------------------------------------- predicting
 
 
-def count_flops(klein: Klein, size: int) -> dict[str, float]:
-    """Floating-point operations of the matrix products in a prompt and in a step: two per weight and token."""
-    (cfg, _), (text_cfg, _) = klein.checkpoint.parts["transformer"], klein.checkpoint.parts["text_encoder"]
-    m, layers = text_cfg.tokens, max(text_cfg.taps)
-    s, blocks = m + size * size // 256, cfg.double_blocks + cfg.single_blocks
-    of_layers = count_parameters(TextEncoder, text_cfg) - text_cfg.vocab * text_cfg.d
-    one = cfg.d * (4 * cfg.d + 3 * cfg.d_mlp)  # weights that a token meets in a block, in its own stream
-    attention = lambda tokens, width: 4 * tokens**2 * width  # q kᵀ, and the weights times v
-    return {
-        "prompt": 2 * m * of_layers + layers * attention(m, text_cfg.heads * text_cfg.hd),
-        "step": blocks * (2 * s * one + attention(s, cfg.d)),
-    }
-
-
 def measure_flops_per_second() -> float:
     """Floating-point operations per second in a matrix product of this machine, as a transformer's are."""
-    dtype = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
-    a, b = (mx.random.normal((1024, 2048)).astype(dtype) for _ in range(2))
+    a, b = (mx.random.normal((1024, 2048)).astype(compute_dtype()) for _ in range(2))
     mx.eval(a @ b.T)
     start = time.perf_counter()
     mx.eval(a @ b.T)
@@ -180,23 +148,23 @@ def measure_flops_per_second() -> float:
 
 def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) -> dict[str, Cost]:
     """The same ledger by arithmetic. base: bytes of the process before anything was read."""
-    flops, rate, on_disk = count_flops(klein, size), measure_flops_per_second(), klein.checkpoint.nbytes
-    used = count_parameters(TextEncoder, klein.checkpoint.parts["text_encoder"][0])
-    stays = all_parts_fit(plan)
+    (cfg, _), (text_cfg, _), (vae_cfg, _) = (klein.checkpoint.parts[p] for p in ("transformer", "text_encoder", "vae"))
+    rate, on_disk = measure_flops_per_second(), klein.checkpoint.nbytes
+    prompt, step = count_prompt(text_cfg), count_step(cfg, text_cfg.tokens, size * size // 256)
+    seconds = {"prompt": prompt.total / rate, "step": step.total / rate}
     memory = {
         "prompt": plan.text_encoder + plan.encode,
         "load": plan.transformer,
         "step": plan.transformer + plan.step,
-        "decode": stays * plan.transformer + plan.autoencoder + plan.decode,
+        "decode": all_parts_fit(plan) * plan.transformer + plan.autoencoder + plan.decode,
     }
     count = lambda module: sum(w.size for _, w in tree_flatten(module.parameters()))
-    encoder, vae = (kind(klein.checkpoint.parts[name][0]) for name, kind in PARTS.items())
+    used, vae = count_parameters(TextEncoder, text_cfg), Autoencoder(vae_cfg)  # only some layers are read
     read = {
-        "prompt": on_disk("text_encoder") * used / count(encoder),
+        "prompt": on_disk("text_encoder") * used / count(TextEncoder(text_cfg)),
         "load": on_disk("transformer"),
         "decode": on_disk("vae") * count(vae.decoder) / count(vae),
     }
-    seconds = {stage: operations / rate for stage, operations in flops.items()}
     stages = ["prompt", "load", *(f"step {i}" for i in range(1, steps + 1)), "decode"]
     cost = lambda kind: Cost(seconds.get(kind, math.nan), base + memory[kind], memory[kind], read.get(kind, 0.0))
     return {stage: cost(stage.split()[0]) for stage in stages}

@@ -70,36 +70,42 @@ def finish(dots: int = 160, sharper: float = 2) -> None:
     display(Picture(file, format=kind, width=width, height=height))
 
 
+def make_grid(count: int, columns: int, size: tuple[float, float], **more):
+    """A figure of places without axes for `count` pictures, as many as `columns` in a row; and the places, in order.
+
+    size: inches of one place.
+    """
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows), squeeze=False, **more)
+    for ax in axes.flat:
+        ax.axis("off")
+    return figure, list(axes.flat)
+
+
 def show(images: Sequence, titles: Sequence[str] = (), columns: int = 6, scale: float = 1.25) -> None:
     """Pictures side by side: PIL, or arrays (H, W, 3) in [-1, 1]."""
     titles = ["\n".join(textwrap.fill(line, int(17 * scale)) for line in title.split("\n")) for title in titles]
-    columns = min(columns, len(images))
-    rows = -(-len(images) // columns)
     words = max((0.1 + 0.15 * (title.count("\n") + 1) for title in titles), default=0)  # inches above each row
-    _, axes = plt.subplots(rows, columns, figsize=(scale * columns, (scale + words) * rows), squeeze=False)
-    for ax in axes.flat:
-        ax.axis("off")
-    for i, image in enumerate(images):
-        axes.flat[i].imshow(as_image(image))
-        if i < len(titles):
-            axes.flat[i].set_title(titles[i], fontsize=8)
+    _, axes = make_grid(len(images), min(columns, len(images)), (scale, scale + words))
+    for ax, image in zip(axes, images):
+        ax.imshow(as_image(image))
+    for ax, title in zip(axes, titles):
+        ax.set_title(title, fontsize=8)
     plt.tight_layout()
     finish(dots=150, sharper=1.5)
 
 
 def rows(pictures: dict[str, Sequence[Image.Image]], scale: float = 0.8) -> None:
     """Rows of pictures, each with its name to the left."""
-    columns = max(len(row) for row in pictures.values())
-    words = 1.4  # inches
-    size = (scale * columns + words, scale * len(pictures))
-    figure, axes = plt.subplots(len(pictures), columns, figsize=size, squeeze=False)
-    for line, (name, row) in zip(axes, pictures.items()):
-        for ax in line:
-            ax.axis("off")
+    columns, words = max(len(row) for row in pictures.values()), 1.4  # inches
+    width = scale * columns + words
+    figure, axes = make_grid(len(pictures) * columns, columns, (width / columns, scale))
+    for i, (name, row) in enumerate(pictures.items()):
+        line = axes[i * columns : (i + 1) * columns]
         for ax, picture in zip(line, row):
             ax.imshow(as_image(picture))
         line[0].text(-0.08, 0.5, name, ha="right", va="center", fontsize=8, transform=line[0].transAxes)
-    figure.subplots_adjust(left=words / size[0], right=1, bottom=0, top=1, wspace=0.04, hspace=0.04)
+    figure.subplots_adjust(left=words / width, right=1, bottom=0, top=1, wspace=0.04, hspace=0.04)
     finish(dots=120, sharper=1.2)  # 0.8 inches are the 96 pixels of a nano picture
 
 
@@ -110,32 +116,24 @@ def maps(
     """Several (H, W) maps of numbers in colour, one scale for all of them, with its bar."""
     low, high = limits or (min(a.min().item() for a in arrays), max(a.max().item() for a in arrays))
     columns = min(columns, len(arrays))
-    rows = -(-len(arrays) // columns)
     tall = scale * arrays[0].shape[0] / arrays[0].shape[1]
-    size = (scale * columns + 0.6, max(tall + 0.2, 0.8) * rows)
-    fig, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    for ax in axes.flat:
-        ax.axis("off")
-    for i, a in enumerate(arrays):
-        shown = axes.flat[i].imshow(
-            a.astype(mx.float32).tolist(), cmap=cmap, vmin=low, vmax=high, interpolation="nearest"
-        )
-        if i < len(titles):
-            axes.flat[i].set_title(titles[i], fontsize=8)
-    fig.colorbar(shown, ax=axes, label=label, shrink=0.9)
+    size = (scale + 0.6 / columns, max(tall + 0.2, 0.8))
+    figure, axes = make_grid(len(arrays), columns, size, layout="constrained")
+    for ax, a in zip(axes, arrays):
+        numbers = a.astype(mx.float32).tolist()
+        shown = ax.imshow(numbers, cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
+    for ax, title in zip(axes, titles):
+        ax.set_title(title, fontsize=8)
+    figure.colorbar(shown, ax=axes, label=label, shrink=0.9)
     finish()
 
 
 def channels(latents: mx.array, columns: int = 16) -> None:
     """A contact sheet: every channel of latents (h, w, c) as a small grey picture, each on its own scale."""
-    h, w, c = latents.shape
-    rows = -(-c // columns)
-    _, axes = plt.subplots(rows, columns, figsize=(0.42 * columns, 0.46 * rows), squeeze=False)
-    for i, ax in enumerate(axes.flat):
-        ax.axis("off")
-        if i < c:
-            ax.imshow(latents[..., i].tolist(), cmap="gray", interpolation="nearest")
-            ax.set_title(str(i), fontsize=5, pad=1)
+    _, axes = make_grid(latents.shape[-1], columns, (0.42, 0.46))
+    for i, ax in zip(range(latents.shape[-1]), axes):
+        ax.imshow(latents[..., i].tolist(), cmap="gray", interpolation="nearest")
+        ax.set_title(str(i), fontsize=5, pad=1)
     plt.subplots_adjust(wspace=0.08, hspace=0.3, left=0, right=1, bottom=0, top=0.95)
     finish()
 
@@ -238,50 +236,45 @@ def blocks() -> None:
     def arrow(x0: float, y0: float, x1: float, y1: float) -> None:
         ax.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "->", "color": "#555"})
 
-    def around(x: float, top: float, bottom: float, aside: float) -> None:
+    def down(x: float, *ends: tuple[float, float]) -> None:
+        for top, bottom in ends:
+            arrow(x, top, x, bottom)
+
+    def residual(x: float, top: float, bottom: float, aside: float) -> None:
         """The residual stream: past the boxes, into the next plus."""
         ax.plot([x, x + aside, x + aside], [top, top, bottom], color="#555", linewidth=1)
         arrow(x + aside, bottom, x + (0.2 if aside > 0 else -0.2), bottom)
+        plus = {"boxstyle": "circle,pad=0.12", "fc": "white"}
+        ax.text(x, bottom, "+", ha="center", va="center", fontsize=9, bbox=plus)
 
-    def plus(x: float, y: float) -> None:
-        ax.text(x, y, "+", ha="center", va="center", fontsize=9, bbox={"boxstyle": "circle,pad=0.12", "fc": "white"})
+    def words(x: float, y: float, text: str, weight: str = "normal") -> None:
+        ax.text(x, y, text, ha="center", va="center", fontsize=8, weight=weight)
 
     for x, side, name, colour in ((1.6, -1, "text (m, d)", "#fdf3e7"), (5.2, 1, "picture (n, d)", "#e7f3ec")):
-        ax.text(x, 7.95, name, ha="center", va="center", fontsize=8, weight="bold")
+        words(x, 7.95, name, "bold")
         read, out = "norm · scale, shift", "MLP (SwiGLU) · gate"
-        stack = [(7.2, read), (6.4, "q, k, v"), (4.4, "projection · gate"), (2.8, read), (2.0, out)]
-        for y, text in stack:
+        for y, text in ((7.2, read), (6.4, "q, k, v"), (4.4, "projection · gate"), (2.8, read), (2.0, out)):
             box(x, y, text, colour=colour)
-        arrow(x, 7.78, x, 7.55)
-        arrow(x, 6.9, x, 6.75)
         arrow(x, 6.1, x - side * 0.4, 5.75)
         arrow(x - side * 0.4, 5.1, x, 4.75)
-        for start, end, middle in ((7.66, 3.6, 4.1), (3.28, 1.2, 1.7)):
-            around(x, start, end, side * 1.25)
-            arrow(x, middle, x, end + 0.2)
-            plus(x, end)
-        arrow(x, 3.4, x, 3.15)
-        arrow(x, 2.5, x, 2.35)
-        arrow(x, 1.0, x, 0.6)
+        residual(x, 7.66, 3.6, side * 1.25)
+        residual(x, 3.28, 1.2, side * 1.25)
+        down(x, (7.78, 7.55), (6.9, 6.75), (4.1, 3.8), (3.4, 3.15), (2.5, 2.35), (1.7, 1.4), (1.0, 0.6))
     box(3.4, 5.43, "attention over m + n tokens", width=5.3, colour="#e3e9fb")
-    ax.text(3.4, 0.25, "double block: own weights, one attention", ha="center", fontsize=8)
+    words(3.4, 0.3, "double block: own weights, one attention")
 
     x = 10.0
-    ax.text(x, 7.95, "text and picture (m + n, d)", ha="center", va="center", fontsize=8, weight="bold")
+    words(x, 7.95, "text and picture (m + n, d)", "bold")
     box(x, 7.2, "norm · scale, shift")
     box(x, 6.4, "one matrix: q, k, v | gate, up", width=3.4)
     box(x - 1.0, 5.43, "attention", colour="#e3e9fb")
     box(x + 1.1, 5.43, "SwiGLU")
     box(x, 4.4, "one matrix · gate", width=3.4)
-    arrow(x, 7.78, x, 7.55)
-    arrow(x, 6.9, x, 6.75)
     for aside in (-1.0, 1.1):
-        arrow(x + aside, 6.1, x + aside, 5.78)
+        down(x + aside, (6.1, 5.78))
         arrow(x + aside, 5.1, x + aside * 0.8, 4.75)
-    around(x, 7.66, 3.6, 2.3)
-    arrow(x, 4.1, x, 3.8)
-    plus(x, 3.6)
-    arrow(x, 3.4, x, 2.9)
-    ax.text(x, 0.25, "single block: one stream, side by side", ha="center", fontsize=8)
+    residual(x, 7.66, 3.6, 2.3)
+    down(x, (7.78, 7.55), (6.9, 6.75), (4.1, 3.8), (3.4, 2.9))
+    words(x, 0.3, "single block: one stream, side by side")
     plt.subplots_adjust(0, 0, 1, 1)
     finish()

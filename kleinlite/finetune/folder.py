@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageOps
 
 from ..drawing.picture_file import open_picture
+from ..errors import first_few
 from ..pipeline import prepare_reference
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".webp"}
@@ -39,7 +39,9 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
     twice = [path for path, other in zip(files, files[1:]) if path.stem == other.stem]
     if twice:
-        raise ValueError(f"{listed(twice)}: there is another picture of that name, and one caption cannot be for both.")
+        raise ValueError(
+            f"{first_few(twice)}: there is another picture of that name, and a caption cannot be for both."
+        )
     named = {path: found[1] if (found := REFERENCE.fullmatch(path.stem)) else None for path in files}
     targets = {path.stem: path for path in files if named[path] is None}
     before = {stem: [path for path in files if named[path] == stem] for stem in targets}
@@ -62,15 +64,17 @@ def check_names(folder: Path, targets: dict[str, Path], before: dict[str, list[P
         )
     if lonely:
         raise ValueError(
-            f"{listed(lonely)}: what it is a reference for is missing, a picture named like it without _ref."
+            f"{first_few(lonely)}: what it is a reference for is missing, a picture named like it without _ref."
         )
     if missing := [path.with_suffix(".txt") for path in targets.values() if not path.with_suffix(".txt").is_file()]:
-        raise ValueError(f"{listed(missing)} missing: every picture needs a caption, in a text file of the same name.")
+        raise ValueError(
+            f"{first_few(missing)} missing: every picture needs a caption, in a text file of the same name."
+        )
     counts = Counter(map(len, before.values()))
     if len(counts) > 1:
         usual, _ = counts.most_common(1)[0]
         odd = [path for stem, path in targets.items() if len(before[stem]) != usual]
-        raise ValueError(f"{listed(odd)}: most pictures here have {usual} references (_ref), and all need as many.")
+        raise ValueError(f"{first_few(odd)}: most pictures here have {usual} references (_ref), and all need as many.")
 
 
 def check_sizes(folder: Path, examples: list[Example]) -> None:
@@ -82,16 +86,10 @@ def check_sizes(folder: Path, examples: list[Example]) -> None:
         sizes = Counter(f"{w}x{h}" for w, h in (picture.size for picture in all_of))
         if len(sizes) > 1:
             usual = sizes.most_common(1)[0][0]
-            found = listed(f"{count} of {size}" for size, count in sizes.most_common())
+            found = first_few(f"{count} of {size}" for size, count in sizes.most_common())
             raise ValueError(
                 f"The {what} in {folder} differ in size ({found}): scale and cut them with --size {usual}."
             )
-
-
-def listed(items: Iterable, count: int = 4) -> str:
-    """The first few, and how many more there are."""
-    names = [str(item) for item in items]
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def read_caption(path: Path) -> str:

@@ -30,7 +30,6 @@ from ..pipeline import Klein, encode_references, to_images, to_pixels, velocity_
 from ..position_ids import image_ids, reference_ids, text_ids
 from ..quantisation import PackedLinear
 from ..sampling import euler, guide, noise, schedule
-from ..text_encoder import tokenize
 from ..training import learning_rate, shifted_times
 from ..transformer import Transformer
 from .folder import Example
@@ -51,7 +50,7 @@ class Encoded:
         self.grid, *self.reference_grids = [(height // 16, width // 16) for width, height in sizes]
         missing = [(path, e) for path, e in zip(self.files, examples) if not path.exists()]
         if missing or not self.empty.exists():
-            features = encode_captions(klein, [e.caption for _, e in missing] + [""])
+            features = klein.encode_prompts(*([e.caption] for _, e in missing), [""])
             write_arrays(self.empty, {"txt": features.pop()})
             for (path, example), txt in zip(missing, features):
                 write_arrays(path, encode_pictures(klein, example) | {"txt": txt})
@@ -67,17 +66,6 @@ class Encoded:
         if self.reference_grids:
             ids = mx.concatenate([ids, reference_ids(self.reference_grids)])
         return net.rope(ids, text_ids(mx.load(str(self.empty))["txt"].shape[1]))
-
-
-def encode_captions(klein: Klein, captions: list[str]) -> list[mx.array]:
-    """Features (1, m, f) of each. The text encoder is released: the transformer finds its place free."""
-    encoder, found = klein.load("text_encoder"), []
-    for caption in captions:
-        found.append(encoder(*tokenize(klein.load("tokenizer"), [caption], klein.info.tokens)))
-        mx.eval(found[-1])
-    del encoder
-    klein.release("text_encoder")
-    return found
 
 
 def encode_pictures(klein: Klein, example: Example) -> dict[str, mx.array]:

@@ -20,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import rename, swap_halves
+from ..errors import first_few
 from ..lora import DoRA, Hadamard, Kronecker, LowRank, Rows, linear_layers, matrix_shape, weight_of
 from ..transformer import Transformer
 from .files import check_weights_file
@@ -34,8 +35,11 @@ OUTSIDE = (
     "double_stream_modulation_txt.lin", "single_stream_modulation.lin", "final_layer.linear",
     "final_layer.adaLN_modulation.1",
 )  # fmt: skip
-SISTER = [f"attention.{m}" for m in ("qkv", "out")] + [f"feed_forward.w{i}" for i in (1, 2, 3)] + ["adaLN_modulation.0"]
-SISTER_OUTSIDE = ("cap_embedder.1", "t_embedder.mlp.0", "t_embedder.mlp.2")
+Z_IMAGE_BLOCKS = ("layers", "noise_refiner", "context_refiner")
+Z_IMAGE = (
+    "attention.qkv", "attention.out", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "adaLN_modulation.0",
+)  # fmt: skip
+Z_IMAGE_OUTSIDE = ("cap_embedder.1", "t_embedder.mlp.0", "t_embedder.mlp.2")
 BLOCKS = 100  # names are known for so many blocks; whether a model has them is asked later
 PREFIXES = re.compile(
     r"^(base_model\.model\.|(model\.)?diffusion_model\.|transformer\.|lora_unet_|lora_transformer_|lycoris_)+"
@@ -61,20 +65,19 @@ class Place:
 @cache
 def places() -> dict[str, Place]:
     """Every name of every matrix, ours and the released folders', with `_` for `.`, and what it stands for."""
-    ours = [f"double_blocks.{i}.{name}" for i in range(BLOCKS) for name in DOUBLE]
-    ours += [f"single_blocks.{i}.{name}" for i in range(BLOCKS) for name in SINGLE] + list(OUTSIDE)
-    found = {path: Place(path) for path in ours}
-    for path in ours:
-        theirs = [name.removesuffix(".weight") for name in rename(f"{path}.weight", TRANSFORMER_NAMES)]
+    numbers = range(BLOCKS)
+    ours = [f"double_blocks.{i}.{name}" for i in numbers for name in DOUBLE] + [*OUTSIDE]
+    ours += [f"single_blocks.{i}.{name}" for i in numbers for name in SINGLE]
+    z_image = [f"{blocks}.{i}.{name}" for blocks in Z_IMAGE_BLOCKS for i in numbers for name in Z_IMAGE] + [
+        *Z_IMAGE_OUTSIDE
+    ]
+    found = {}
+    for path, rules in [*((path, TRANSFORMER_NAMES) for path in ours), *((path, Z_IMAGE_NAMES) for path in z_image)]:
+        theirs = [name.removesuffix(".weight") for name in rename(f"{path}.weight", rules)]
         swapped = theirs == ["norm_out.linear"]
+        found[path] = Place(path)
         found |= {name: Place(path, i if len(theirs) == 3 else None, swapped) for i, name in enumerate(theirs)}
-    kinds = ("layers", "noise_refiner", "context_refiner")  # Z-Image's
-    sisters = [f"{kind}.{i}.{name}" for kind in kinds for i in range(BLOCKS) for name in SISTER]
-    for path in (*sisters, *SISTER_OUTSIDE):
-        theirs = [name.removesuffix(".weight") for name in rename(f"{path}.weight", Z_IMAGE_NAMES)]
-        found |= {path: Place(path)}
-        found |= {name: Place(path, i if len(theirs) == 3 else None) for i, name in enumerate(theirs)}
-    for i in range(BLOCKS):  # diffusers' names after it has fused the three
+    for i in numbers:  # diffusers' names after it has fused the three
         for fused, stream in (("to_qkv", "img"), ("to_added_qkv", "txt")):
             found[f"transformer_blocks.{i}.attn.{fused}"] = Place(f"double_blocks.{i}.{stream}_attn.qkv")
     return {name.replace(".", "_"): place for name, place in found.items()}
@@ -108,13 +111,6 @@ def family(modules: Iterable[str], width: int | None) -> str | None:
     return WIDTHS.get(width)
 
 
-def some(names: Iterable[str], count: int = 3) -> str:
-    """The first names of a list, and how many more there are."""
-    names = list(names)
-    rest = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + rest
-
-
 # ---------------------------------------------------------------- a file
 
 
@@ -135,12 +131,10 @@ class Adapter:
     @property
     def width(self) -> int | None:
         """Columns of the matrices that read the stream, which is the width of the model."""
-        for module, parts in self.modules.items():
-            if find_place(module).path.endswith(
-                ("attn.qkv", "attention.qkv", "linear1", "mlp.0", "_modulation_img.lin")
-            ):
-                return columns(parts)
-        return None
+        readers = ("attn.qkv", "attention.qkv", "linear1", "mlp.0", "_modulation_img.lin")
+        found = (shape(parts) for name, parts in self.modules.items() if find_place(name).path.endswith(readers))
+        rows_and_columns = next(found, None)
+        return rows_and_columns and rows_and_columns[1]
 
     @property
     def family(self) -> str | None:
@@ -193,7 +187,7 @@ class Adapter:
         layers, found = linear_layers(net), {}
         if absent := [m for m in self.modules if find_place(m).path not in layers]:
             raise ValueError(
-                f"{self.path} changes blocks that this model does not have ({some(absent)}){self._hint()}."
+                f"{self.path} changes blocks that this model does not have ({first_few(absent)}){self._hint()}."
             )
         for module in self.modules:
             place = find_place(module)
@@ -225,9 +219,8 @@ class Adapter:
                 return low
             whole = weight_of(layer)
             return DoRA(low, parts["magnitude"], whole if place.third is None else mx.split(whole, 3)[place.third])
-        if "hada_w1_a" in parts:
-            return Hadamard(*(parts[f"hada_w{i}_{x}"] for i in "12" for x in "ab"), f)
-        return Kronecker(whole_factor(parts, "lokr_w1"), whole_factor(parts, "lokr_w2"), f)
+        first, second = ([parts[name] for name in names] for names in factors(parts))
+        return Hadamard(*first, *second, f) if "hada_w1_a" in parts else Kronecker(product(first), product(second), f)
 
 
 def describe(adapter: Adapter) -> dict[str, str]:
@@ -262,14 +255,17 @@ def pattern(patterns: dict | None, module: str, otherwise):
     return next((v for k, v in (patterns or {}).items() if re.match(rf"(.*\.)?({k})$", name)), otherwise)
 
 
-def whole_factor(parts: dict[str, mx.array], name: str) -> mx.array:
-    """A factor of a LoKr, multiplied out if the file has it as a product of two."""
-    if name in parts:
-        return parts[name]
-    return parts[f"{name}_a"].astype(mx.float32) @ parts[f"{name}_b"].astype(mx.float32)
+def factors(parts: dict[str, mx.array]) -> list[tuple[str, ...]]:
+    """The tensors that make a change: a LoRA's pair, a LoHa's two pairs, a LoKr's two matrices, each one or a pair."""
+    if "up" in parts:
+        return [("up", "down")]
+    if "hada_w1_a" in parts:
+        return [("hada_w1_a", "hada_w1_b"), ("hada_w2_a", "hada_w2_b")]
+    return [(name,) if name in parts else (f"{name}_a", f"{name}_b") for name in ("lokr_w1", "lokr_w2")]
 
 
 def kind_of(parts: dict[str, mx.array]) -> str:
+    """LoRA, DoRA, LoKr or LoHa."""
     if "hada_w1_a" in parts:
         return "LoHa"
     if "up" not in parts:
@@ -279,48 +275,38 @@ def kind_of(parts: dict[str, mx.array]) -> str:
 
 def rank(parts: dict[str, mx.array]) -> int | None:
     """The number that alpha is divided by; None for a LoKr with both factors whole, whose alpha means nothing."""
-    for name in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
-        if name in parts:
-            return parts[name].shape[0]
-    return None
+    pairs = [names for names in factors(parts) if len(names) == 2]
+    return parts[pairs[-1][1]].shape[0] if pairs else None
+
+
+def product(matrices: list[mx.array]) -> mx.array:
+    """A matrix as it is, or two multiplied in float32."""
+    return matrices[0] if len(matrices) == 1 else matrices[0].astype(mx.float32) @ matrices[1].astype(mx.float32)
 
 
 def shape(parts: dict[str, mx.array]) -> tuple[int, int] | None:
     """Rows and columns of the change; None if its tensors do not fit each other."""
-    product = lambda a, b: (a.shape[0], b.shape[1]) if a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] else None
-    if "up" in parts:
-        found = product(parts["up"], parts["down"])
-        magnitude = parts.get("magnitude")
-        if magnitude is None or found is None:
-            return found
-        return found if magnitude.shape in ((found[0],), (found[0], 1), (1, found[1])) else None
-    if "hada_w1_a" in parts:
-        one, two = (product(parts[f"hada_w{i}_a"], parts[f"hada_w{i}_b"]) for i in "12")
-        return one if one == two else None
-    factors = []
-    for name in ("lokr_w1", "lokr_w2"):
-        if name in parts:
-            factors.append(parts[name].shape if parts[name].ndim == 2 else None)
-        else:
-            factors.append(product(parts[f"{name}_a"], parts[f"{name}_b"]))
-    if None in factors:
+    shapes = [[parts[name].shape for name in names] for names in factors(parts)]
+    if any(len(size) != 2 for sizes in shapes for size in sizes):
         return None
-    return factors[0][0] * factors[1][0], factors[0][1] * factors[1][1]
-
-
-def columns(parts: dict[str, mx.array]) -> int | None:
-    if "down" in parts and parts["down"].ndim == 2:
-        return parts["down"].shape[1]
-    found = shape(parts)
-    return found[1] if found else None
+    if any(left[1] != right[0] for sizes in shapes for left, right in zip(sizes, sizes[1:])):
+        return None
+    (rows, columns), *others = [(sizes[0][0], sizes[-1][1]) for sizes in shapes]
+    if "hada_w1_a" in parts:
+        return (rows, columns) if others == [(rows, columns)] else None
+    if others:  # a Kronecker product
+        return rows * others[0][0], columns * others[0][1]
+    fits = "magnitude" not in parts or parts["magnitude"].shape in ((rows,), (rows, 1), (1, columns))
+    return (rows, columns) if fits else None
 
 
 def swap_rows(path: Path, parts: dict[str, mx.array]) -> dict[str, mx.array]:
     """The two halves of the change's rows in each other's place: only what has rows, never the side of the columns."""
-    upper = "lokr_w1" if "lokr_w1" in parts else "lokr_w1_a"
-    sides = [name for name in ("up", "hada_w1_a", "hada_w2_a", upper, "magnitude") if name in parts]
-    if "magnitude" in sides and parts["magnitude"].shape[0] == 1:
-        sides.remove("magnitude")  # one length per column
+    sides = [names[0] for names in factors(parts)]
+    if kind_of(parts) == "LoKr":
+        del sides[1]  # the rows of the first factor are blocks of whole rows
+    if "magnitude" in parts and parts["magnitude"].shape[0] > 1:  # else it has one length per column
+        sides.append("magnitude")
     if any(parts[name].shape[0] % 2 for name in sides):
         raise ValueError(f"{path}: the change of norm_out.linear has no two halves of rows, so it cannot be read.")
     return parts | {name: swap_halves(parts[name]) for name in sides}
@@ -352,64 +338,54 @@ def open_adapter(path: str | Path) -> Adapter:
         )
     check_weights_file(path)
     arrays, metadata = mx.load(str(path), return_metadata=True)
-    modules, strangers = {}, []
+    modules, unknown_names = {}, []
     for name, a in sorted(arrays.items()):
         found = PARTS.search(name)
         if found is None:
-            strangers.append(name)
+            unknown_names.append(name)
             continue
         part = (found["low"] or found["other"]).replace(".", "_")
         modules.setdefault(name[: found.start()], {})[SAME.get(part, part)] = a
-    modules = {name: parts for name, parts in modules.items() if not said_again(name, modules)}
-    complain(path, arrays, modules, strangers)
+    modules = {name: parts for name, parts in modules.items() if not is_duplicate(name, modules)}
+    check_names(path, arrays, modules, unknown_names)
     for module, parts in modules.items():
-        check_whole(path, module, parts)
-    coded = {str(a.dtype) for parts in modules.values() for a in parts.values() if a.ndim and not is_floating(a)}
-    if coded:
-        raise ValueError(f"{path} has numbers of the type {', '.join(sorted(coded))}: save it in bfloat16 or float16.")
+        check_complete(path, module, parts)
+    types = {a.dtype for parts in modules.values() for a in parts.values() if a.ndim}
+    if coded := sorted(str(dtype) for dtype in types if not mx.issubdtype(dtype, mx.floating)):
+        raise ValueError(f"{path} has numbers of the type {', '.join(coded)}: save it in bfloat16 or float16.")
     if bad := [m for m, parts in modules.items() if not all(mx.isfinite(a).all().item() for a in parts.values())]:
-        raise ValueError(f"{path} has numbers that are not finite ({some(bad)}): its training has failed.")
+        raise ValueError(f"{path} has numbers that are not finite ({first_few(bad)}): its training has failed.")
     return Adapter(path.stem, path, modules, metadata)
 
 
-def said_again(module: str, modules: dict) -> bool:
+def is_duplicate(module: str, modules: dict) -> bool:
     """Is this a matrix of Z-Image that the file also has in diffusers' spelling? Some files have both."""
     other = re.sub(r"attention([._])out$", r"attention\1to_out\g<1>0", module)
     other = re.sub(r"attention([._])qkv$", r"attention\1to_q", other)
     return other != module and other in modules
 
 
-def is_floating(a: mx.array) -> bool:
-    return mx.issubdtype(a.dtype, mx.floating)
-
-
-def complain(path: Path, arrays: dict, modules: dict, strangers: list[str]) -> None:
+def check_names(path: Path, arrays: dict, modules: dict, unknown_names: list[str]) -> None:
     """Refuse a file with names that mean nothing here."""
     if not modules:
         what = "whole weights, not an adapter: it is for from_pretrained itself, or --model" if any(
             name.endswith(".weight") for name in arrays) else "nothing of an adapter"  # fmt: skip
-        raise ValueError(f"{path} holds {what} ({some(arrays)}).")
+        raise ValueError(f"{path} holds {what} ({first_few(arrays)}).")
     if text := [name for name in modules if TEXT.match(name)]:
         raise ValueError(
-            f"{path} changes a text encoder ({some(text)}), which no adapter of klein does: it is another model's."
+            f"{path} changes a text encoder ({first_few(text)}), which no adapter of klein does: it is another model's."
         )
     unknown = [name for name in modules if find_place(name) is None]
-    if unknown or strangers:
-        who = family(list(modules) + strangers, None)
+    if unknown or unknown_names:
+        who = family(list(modules) + unknown_names, None)
         looks = f"it looks like an adapter for {who}" if who else "is it another model's?"
-        raise ValueError(f"{path} has names that klein does not know ({some(unknown + strangers)}): {looks}.")
+        raise ValueError(f"{path} has names that klein does not know ({first_few(unknown + unknown_names)}): {looks}.")
 
 
-WHOLE = [  # what makes a complete change
-    {"down", "up"}, {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"},
-    {"lokr_w1", "lokr_w2"}, {"lokr_w1", "lokr_w2_a", "lokr_w2_b"}, {"lokr_w1_a", "lokr_w1_b", "lokr_w2"},
-    {"lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b"},
-]  # fmt: skip
-
-
-def check_whole(path: Path, module: str, parts: dict[str, mx.array]) -> None:
+def check_complete(path: Path, module: str, parts: dict[str, mx.array]) -> None:
     """Refuse half a pair, and two kinds of change in one."""
-    if set(parts) - {"alpha", "magnitude"} not in WHOLE or ("magnitude" in parts and "up" not in parts):
+    needed = {name for names in factors(parts) for name in names}
+    if set(parts) - {"alpha", "magnitude"} != needed or ("magnitude" in parts and "up" not in parts):
         raise ValueError(f"{path}: {module} is not complete, it only has {', '.join(sorted(parts))}: get it anew.")
     if "alpha" in parts and parts["alpha"].size != 1:
         raise ValueError(f"{path}: the alpha of {module} is not one number.")

@@ -6,6 +6,7 @@ chapter and, for writing a model, the way back; a single file has no config.json
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from .registry import MODELS
 
 Config = TransformerConfig | ZImageConfig | AutoencoderConfig | TextEncoderConfig
 UNNAMED = Path("config.json")
+LAYOUT = Path(__file__).parent / "layout"
 
 # ---------------------------------------------------------------- the released sizes
 
@@ -39,109 +41,89 @@ RELEASED_AUTOENCODERS = {"4b": AutoencoderConfig(), "9b": AutoencoderConfig(), "
 # ---------------------------------------------------------------- one gate: types and ranges
 
 
-class Whole(NamedTuple):
-    """A whole number, from `low` to `high`."""
+class Field(NamedTuple):
+    """What config.json calls a number of ours, and what it may be: one of this kind, or so many in a list."""
 
-    low: int
-    high: int
+    name: str
+    kind: type[int | float | bool]
+    low: float = 0
+    high: float = 1
+    count: tuple[int, int] | None = None  # at least and at most, of a list
 
-    def check(self, value: object) -> bool:
-        return type(value) is int and self.low <= value <= self.high
+    def check(self, path: Path, value: object) -> None:
+        """Refuse a value of the wrong type or out of range. Raises ValueError."""
+        types = (int, float) if self.kind is float else (self.kind,)
+        fits = lambda v: type(v) in types and self.low <= v <= self.high
+        if self.count is None:
+            right = fits(value)
+        else:
+            right = isinstance(value, (list, tuple)) and self.count[0] <= len(value) <= self.count[1]
+            right = right and all(map(fits, value))
+        if not right:
+            told = f"says that {self.name} is {shorten(value)}, and it must be {self.allowed}"
+            raise ValueError(f"{path} {told}: is this another kind of model?")
 
-    def __str__(self) -> str:
-        return f"a whole number from {self.low:,} to {self.high:,}"
-
-
-class Real(NamedTuple):
-    """A number, from `low` to `high`; not NaN."""
-
-    low: float
-    high: float
-
-    def check(self, value: object) -> bool:
-        return type(value) in (int, float) and self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"a number from {self.low:g} to {self.high:g}"
-
-
-class Flag(NamedTuple):
-    """True or false."""
-
-    def check(self, value: object) -> bool:
-        return type(value) is bool
-
-    def __str__(self) -> str:
-        return "true or false"
+    @property
+    def allowed(self) -> str:
+        """What it may be, in words."""
+        whole = f"a whole number from {self.low:,} to {self.high:,}"
+        one = {int: whole, float: f"a number from {self.low:g} to {self.high:g}", bool: "true or false"}[self.kind]
+        if self.count is None:
+            return one
+        return f"a list of {' to '.join(str(n) for n in dict.fromkeys(self.count))}, each {one}"
 
 
-class Several(NamedTuple):
-    """From `least` to `most` whole numbers of a kind."""
+WIDTH, COUNT, EPS, BASE = (int, 1, 2**17), (int, 1, 1000), (float, 1e-12, 0.1), (float, 1.0, 1e12)
+AXIS, FOUR = (int, 2, 1024), (4, 4)
 
-    least: int
-    most: int
-    kind: Whole
-
-    def check(self, value: object) -> bool:
-        several = isinstance(value, (list, tuple)) and self.least <= len(value) <= self.most
-        return several and all(map(self.kind.check, value))
-
-    def __str__(self) -> str:
-        count = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
-        return f"a list of {count}, each {self.kind}"
-
-
-Field = tuple[str, Whole | Real | Flag | Several]
-WIDTH, COUNT, EPS, BASE = Whole(1, 2**17), Whole(1, 1000), Real(1e-12, 0.1), Real(1.0, 1e12)
-
-# Our field → what config.json calls it, and what it may be.
-TRANSFORMER_FIELDS: dict[str, Field] = {
-    "double_blocks": ("num_layers", COUNT),
-    "single_blocks": ("num_single_layers", COUNT),
-    "heads": ("num_attention_heads", COUNT),
-    "axes": ("axes_dims_rope", Several(4, 4, Whole(2, 1024))),
-    "d_latent": ("in_channels", WIDTH),
-    "d_text": ("joint_attention_dim", WIDTH),
-    "mlp_ratio": ("mlp_ratio", Real(0.01, 100)),
-    "theta": ("rope_theta", BASE),
-    "d_time": ("timestep_guidance_channels", Whole(2, 2**17)),
+# By our own names: what config.json calls them, and what they may be.
+TRANSFORMER_FIELDS = {
+    "double_blocks": Field("num_layers", *COUNT),
+    "single_blocks": Field("num_single_layers", *COUNT),
+    "heads": Field("num_attention_heads", *COUNT),
+    "axes": Field("axes_dims_rope", *AXIS, FOUR),
+    "d_latent": Field("in_channels", *WIDTH),
+    "d_text": Field("joint_attention_dim", *WIDTH),
+    "mlp_ratio": Field("mlp_ratio", float, 0.01, 100),
+    "theta": Field("rope_theta", *BASE),
+    "d_time": Field("timestep_guidance_channels", int, 2, 2**17),
 }
-AUTOENCODER_FIELDS: dict[str, Field] = {
-    "channels": ("block_out_channels", Several(4, 4, WIDTH)),
-    "decoder_channels": ("decoder_block_out_channels", Several(4, 4, WIDTH)),
-    "layers": ("layers_per_block", Whole(1, 64)),
-    "latent_channels": ("latent_channels", Whole(1, 4096)),
-    "groups": ("norm_num_groups", WIDTH),
-    "bn_eps": ("batch_norm_eps", EPS),
+AUTOENCODER_FIELDS = {
+    "channels": Field("block_out_channels", *WIDTH, FOUR),
+    "decoder_channels": Field("decoder_block_out_channels", *WIDTH, FOUR),
+    "layers": Field("layers_per_block", int, 1, 64),
+    "latent_channels": Field("latent_channels", int, 1, 4096),
+    "groups": Field("norm_num_groups", *WIDTH),
+    "bn_eps": Field("batch_norm_eps", *EPS),
 }
-Z_IMAGE_FIELDS: dict[str, Field] = {
-    "layers": ("n_layers", COUNT),
-    "refiners": ("n_refiner_layers", Whole(0, 1000)),
-    "heads": ("n_heads", COUNT),
-    "axes": ("axes_dims", Several(3, 3, Whole(2, 1024))),
-    "d_latent": ("in_channels", WIDTH),  # of a patch's four cells
-    "d_text": ("cap_feat_dim", WIDTH),
-    "theta": ("rope_theta", BASE),
-    "eps": ("norm_eps", EPS),
+Z_IMAGE_FIELDS = {
+    "layers": Field("n_layers", *COUNT),
+    "refiners": Field("n_refiner_layers", int, 0, 1000),
+    "heads": Field("n_heads", *COUNT),
+    "axes": Field("axes_dims", *AXIS, (3, 3)),
+    "d_latent": Field("in_channels", *WIDTH),  # of a patch's four cells
+    "d_text": Field("cap_feat_dim", *WIDTH),
+    "theta": Field("rope_theta", *BASE),
+    "eps": Field("norm_eps", *EPS),
 }
-SCALED_AUTOENCODER_FIELDS: dict[str, Field] = {
+SCALED_AUTOENCODER_FIELDS = {
     **{field: AUTOENCODER_FIELDS[field] for field in ("channels", "layers", "latent_channels", "groups")},
-    "scale": ("scaling_factor", Real(1e-6, 1e6)),
-    "shift": ("shift_factor", Real(-1e6, 1e6)),
+    "scale": Field("scaling_factor", float, 1e-6, 1e6),
+    "shift": Field("shift_factor", float, -1e6, 1e6),
 }
-TEXT_ENCODER_FIELDS: dict[str, Field] = {
-    "vocab": ("vocab_size", Whole(1, 2**24)),
-    "d": ("hidden_size", WIDTH),
-    "d_mlp": ("intermediate_size", Whole(1, 2**20)),
-    "layers": ("num_hidden_layers", COUNT),
-    "heads": ("num_attention_heads", COUNT),
-    "kv_heads": ("num_key_value_heads", COUNT),
-    "hd": ("head_dim", Whole(2, 1024)),
-    "theta": ("rope_theta", BASE),
-    "eps": ("rms_norm_eps", EPS),
-    "tied": ("tie_word_embeddings", Flag()),
-    "taps": ("text_encoder_out_layers", Several(1, 16, COUNT)),
-    "tokens": ("max_sequence_length", Whole(1, 2**16)),
+TEXT_ENCODER_FIELDS = {
+    "vocab": Field("vocab_size", int, 1, 2**24),
+    "d": Field("hidden_size", *WIDTH),
+    "d_mlp": Field("intermediate_size", int, 1, 2**20),
+    "layers": Field("num_hidden_layers", *COUNT),
+    "heads": Field("num_attention_heads", *COUNT),
+    "kv_heads": Field("num_key_value_heads", *COUNT),
+    "hd": Field("head_dim", *AXIS),
+    "theta": Field("rope_theta", *BASE),
+    "eps": Field("rms_norm_eps", *EPS),
+    "tied": Field("tie_word_embeddings", bool),
+    "taps": Field("text_encoder_out_layers", *COUNT, (1, 16)),
+    "tokens": Field("max_sequence_length", int, 1, 2**16),
 }
 IMPLIED = {"text_encoder_out_layers": (9, 18, 27), "max_sequence_length": 512}  # where model_index.json is silent
 FIELDS = {
@@ -151,20 +133,9 @@ FIELDS = {
     ScaledAutoencoderConfig: SCALED_AUTOENCODER_FIELDS,
     TextEncoderConfig: TEXT_ENCODER_FIELDS,
 }
-INDEX_FIELDS: dict[str, Field] = {  # of model_index.json, beside what is said about the text encoder
-    "is_distilled": ("is_distilled", Flag()),
-    "sample_size": ("sample_size", Whole(16, 2**16)),
-    "shift": ("shift", Real(0.01, 100)),
-}
-
-
-def check_field(path: Path, field: Field, value: object) -> None:
-    """Refuse a value of the wrong type or out of range. Raises ValueError."""
-    name, kind = field
-    if not kind.check(value):
-        raise ValueError(
-            f"{path} says that {name} is {shorten(value)}, and it must be {kind}: is this another kind of model?"
-        )
+# Not of a network's config: in model_index.json, the autoencoder's and the scheduler's.
+IS_DISTILLED, SAMPLE_SIZE = Field("is_distilled", bool), Field("sample_size", int, 16, 2**16)
+SCHEDULE_SHIFT = Field("shift", float, 0.01, 100)
 
 
 def shorten(value: object) -> str:
@@ -175,21 +146,18 @@ def shorten(value: object) -> str:
 
 def read_fields(path: Path, found: dict, fields: dict[str, Field]) -> dict:
     """Our fields from a config's words, each checked. Raises ValueError for what is missing or cannot be."""
-    values = {}
-    for field, (name, kind) in fields.items():
-        if name not in found:
-            raise ValueError(f"{path} says nothing about {name!r}: is this another kind of model?")
-        check_field(path, (name, kind), found[name])
-        values[field] = tuple(found[name]) if isinstance(kind, Several) else found[name]
-    return values
+    for field in fields.values():
+        if field.name not in found:
+            raise ValueError(f"{path} says nothing about {field.name!r}: is this another kind of model?")
+        field.check(path, found[field.name])
+    return {ours: tuple(found[f.name]) if f.count else found[f.name] for ours, f in fields.items()}
 
 
 def check_config(path: Path, cfg: Config) -> None:
     """Refuse numbers that contradict each other, or that are out of range. Raises ValueError."""
-    fields = FIELDS[type(cfg)]
-    for field, (name, kind) in fields.items():
-        if (value := getattr(cfg, field)) is not None:
-            check_field(path, (name, kind), value)
+    for ours, field in FIELDS[type(cfg)].items():
+        if (value := getattr(cfg, ours)) is not None:
+            field.check(path, value)
     if isinstance(cfg, (TransformerConfig, ZImageConfig)):
         wrong = [f"{a} channels of a position axis are odd" for a in cfg.axes if a % 2]
         wrong += ["the width is beyond reason"] * (cfg.d > 2**17)
@@ -297,57 +265,44 @@ def infer_autoencoder_config(shapes: dict[str, list[int]]) -> AutoencoderConfig:
 
 
 # ---------------------------------------------------------------- dataclass → config.json
+# What diffusers and transformers write beside our numbers is kept as they write it, in the folder `layout`.
+
+
+def read_layout(file: str) -> dict:
+    """A config.json of the released layout, without a model's own numbers."""
+    return json.loads((LAYOUT / file).read_text("utf-8"))
 
 
 def format_fields(cfg: Config) -> dict:
     """The numbers of a dataclass in config.json's words: the way back from `read_fields`."""
-    values = {name: getattr(cfg, field) for field, (name, _) in FIELDS[type(cfg)].items()}
+    values = {field.name: getattr(cfg, ours) for ours, field in FIELDS[type(cfg)].items()}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
 
 
 def format_transformer_config(cfg: TransformerConfig | ZImageConfig) -> dict:
     """The transformer's config.json, as diffusers writes it."""
     if isinstance(cfg, ZImageConfig):
-        return format_fields(cfg) | {
-            "_class_name": "ZImageTransformer2DModel", "all_f_patch_size": [1], "all_patch_size": [2],
-            "axes_lens": [1536, 512, 512], "dim": cfg.d, "in_channels": cfg.d_latent // 4, "n_kv_heads": cfg.heads,
-            "qk_norm": True, "t_scale": 1000.0,
-        }  # fmt: skip
-    return format_fields(cfg) | {
-        "_class_name": "Flux2Transformer2DModel", "attention_head_dim": cfg.hd, "eps": 1e-6, "guidance_embeds": False,
-        "out_channels": None, "patch_size": 1, "rope_theta": int(cfg.theta),
-    }  # fmt: skip
+        numbers = {"dim": cfg.d, "in_channels": cfg.d_latent // 4, "n_kv_heads": cfg.heads}
+        return read_layout("transformer/z_image.json") | format_fields(cfg) | numbers
+    numbers = {"attention_head_dim": cfg.hd, "rope_theta": int(cfg.theta)}
+    return read_layout("transformer/config.json") | format_fields(cfg) | numbers
 
 
 def format_autoencoder_config(cfg: AutoencoderConfig, size: int) -> dict:
     """The autoencoder's config.json, as diffusers writes it. size: the model's default height and width in pixels."""
-    levels = len(cfg.channels)
-    return format_fields(cfg) | {
-        "_class_name": "AutoencoderKLFlux2", "act_fn": "silu", "batch_norm_momentum": 0.1,
-        "down_block_types": ["DownEncoderBlock2D"] * levels, "up_block_types": ["UpDecoderBlock2D"] * levels,
-        "in_channels": 3, "out_channels": 3, "mid_block_add_attention": True, "patch_size": [2, 2], "sample_size": size,
-        "use_quant_conv": True, "use_post_quant_conv": True,
-    }  # fmt: skip
+    return read_layout("vae/config.json") | format_fields(cfg) | {"sample_size": size}
 
 
 def format_text_encoder_config(cfg: TextEncoderConfig) -> dict:
     """The text encoder's config.json, as transformers writes it."""
     numbers = {name: value for name, value in format_fields(cfg).items() if name not in IMPLIED}
-    return numbers | {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "hidden_act": "silu",
-        "max_position_embeddings": 40960, "use_sliding_window": False,
-    }  # fmt: skip
+    return read_layout("text_encoder/config.json") | numbers
 
 
 def format_model_index(cfg: TextEncoderConfig, distilled: bool) -> dict:
     """A model's model_index.json, with the two fields that nano needs and the released files imply."""
-    return {
-        "_class_name": "Flux2KleinPipeline", "_diffusers_version": "0.37.0", "is_distilled": distilled,
-        "max_sequence_length": cfg.tokens, "text_encoder_out_layers": list(cfg.taps),
-        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-        "text_encoder": ["transformers", "Qwen3ForCausalLM"], "tokenizer": ["transformers", "Qwen2Tokenizer"],
-        "transformer": ["diffusers", "Flux2Transformer2DModel"], "vae": ["diffusers", "AutoencoderKLFlux2"],
-    }  # fmt: skip
+    numbers = {"max_sequence_length": cfg.tokens, "text_encoder_out_layers": list(cfg.taps)}
+    return read_layout("model_index.json") | {"is_distilled": distilled} | numbers
 
 
 # ---------------------------------------------------------------- other models
@@ -433,5 +388,5 @@ def read_index(folder: Path) -> dict:
     index = read_json(path)
     check_supported(path, index)
     if "is_distilled" in index:
-        check_field(path, INDEX_FIELDS["is_distilled"], index["is_distilled"])
+        IS_DISTILLED.check(path, index["is_distilled"])
     return index

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -26,9 +27,10 @@ from tqdm.auto import tqdm
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..checkpoints import rename, swap_halves
 from ..quantisation import Packed, Packing, pack_matrix
-from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
+from ..text_encoder import TextEncoder, TextEncoderConfig
 from ..transformer import Transformer
 from .configs import (
+    LAYOUT,
     format_autoencoder_config,
     format_model_index,
     format_text_encoder_config,
@@ -39,24 +41,8 @@ from .names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from .opening import Checkpoint, open_checkpoint, part_folder
 from .packing import unpacked, worth_packing
 
-SCHEDULER_JSON = {
-    "_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0,
-    "use_dynamic_shifting": True, "time_shift_type": "exponential", "base_shift": 0.5, "max_shift": 1.15,
-    "base_image_seq_len": 256, "max_image_seq_len": 4096, "shift_terminal": None, "invert_sigmas": False,
-    "stochastic_sampling": False, "use_karras_sigmas": False, "use_exponential_sigmas": False, "use_beta_sigmas": False,
-}  # fmt: skip
-
-
-TOKENIZER_JSON = {
-    "tokenizer_class": "Qwen2Tokenizer", "pad_token": PAD, "eos_token": "<|im_end|>", "bos_token": None,
-    "unk_token": None, "add_prefix_space": False, "model_max_length": 40960,
-}  # fmt: skip
-
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{{ '<|im_start|>assistant\n<think>\n\n</think>\n\n' }}"
-)
+DIFFUSERS_STEM = "diffusion_pytorch_model"  # how diffusers calls a part's weights
+SHARD_BYTES = 5 * 10**9  # bytes of weights in one file; the released shards are about as large
 
 
 def to_released(module: nn.Module, rules: list[tuple[str, ...]], dtype: mx.Dtype) -> dict[str, mx.array]:
@@ -71,10 +57,15 @@ def to_released(module: nn.Module, rules: list[tuple[str, ...]], dtype: mx.Dtype
     return arrays
 
 
+def write_json(path: Path, found: dict) -> None:
+    """A JSON file, laid out as the released ones are, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def save_part(folder: Path, module: nn.Module, rules: list[tuple[str, ...]], stem: str, config: dict) -> None:
     """One part of a model: config.json and its weights, float16, under the released folder's names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    write_json(folder / "config.json", config)
     arrays = to_released(module, rules, mx.float16)
     if "bn.running_mean" in arrays:
         arrays["bn.num_batches_tracked"] = mx.array(0, dtype=mx.int64)  # diffusers expects it
@@ -84,8 +75,8 @@ def save_part(folder: Path, module: nn.Module, rules: list[tuple[str, ...]], ste
 def save_transformer(folder: Path, transformer: Transformer, text_cfg: TextEncoderConfig, distilled: bool) -> None:
     """A transformer and the model_index.json that makes its folder a model; the other parts may be beside it."""
     config = format_transformer_config(transformer._cfg)
-    save_part(folder / "transformer", transformer, TRANSFORMER_NAMES, "diffusion_pytorch_model", config)
-    (folder / "model_index.json").write_text(json.dumps(format_model_index(text_cfg, distilled), indent=1) + "\n")
+    save_part(folder / "transformer", transformer, TRANSFORMER_NAMES, DIFFUSERS_STEM, config)
+    write_json(folder / "model_index.json", format_model_index(text_cfg, distilled))
 
 
 def save_encoders(
@@ -93,31 +84,25 @@ def save_encoders(
     text_encoder: TextEncoder, tokenizer: Tokenizer,
 ) -> None:  # fmt: skip
     """The parts around the transformer, in the released layout that diffusers reads as well."""
-    save_part(
-        folder / "vae",
-        autoencoder,
-        AUTOENCODER_NAMES,
-        "diffusion_pytorch_model",
-        format_autoencoder_config(cfg, size),
-    )
-    save_part(
-        folder / "text_encoder",
-        text_encoder,
-        TEXT_ENCODER_NAMES,
-        "model",
-        format_text_encoder_config(text_encoder._cfg),
-    )
-    (folder / "tokenizer").mkdir(exist_ok=True)
+    config = format_autoencoder_config(cfg, size)
+    save_part(folder / "vae", autoencoder, AUTOENCODER_NAMES, DIFFUSERS_STEM, config)
+    config = format_text_encoder_config(text_encoder._cfg)
+    save_part(folder / "text_encoder", text_encoder, TEXT_ENCODER_NAMES, "model", config)
+    for beside in ("tokenizer", "scheduler"):
+        copy_text_files(LAYOUT / beside, folder / beside)
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_JSON, indent=1) + "\n")
-    (folder / "tokenizer" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    (folder / "scheduler").mkdir(exist_ok=True)
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER_JSON, indent=1) + "\n")
+
+
+def copy_text_files(source: Path, folder: Path) -> None:
+    """The JSON and text files of a tokenizer or a scheduler: only those that lie there, for people publish the copy."""
+    for path in sorted(source.glob("*")):
+        if path.suffix in (".json", ".txt", ".jinja") and path.is_file() and is_inside(path, source):
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / path.name)
 
 
 # ---------------------------------------------------------------- a quantised copy
 
-SHARD_BYTES = 5 * 10**9  # bytes of weights in one file; the released shards are about as large
 DTYPES = {
     mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint8: "U8", mx.uint32: "U32", mx.int64: "I64",
 }  # fmt: skip
@@ -161,33 +146,32 @@ def pack_weights(weights: dict[str, mx.array | Packed], p: Packing) -> dict[str,
     return arrays
 
 
-def split_shards(arrays: dict[str, mx.array], limit: int = SHARD_BYTES) -> Iterable[dict[str, mx.array]]:
-    """The arrays in portions of at most `limit` bytes."""
-    portions, size = [{}], 0
+def split_shards(arrays: dict[str, mx.array], limit: int) -> list[dict[str, mx.array]]:
+    """The arrays in shards of at most `limit` bytes."""
+    shards, size = [{}], 0
     for name, w in arrays.items():
-        if portions[-1] and size + w.nbytes > limit:
-            portions, size = [*portions, {}], 0
-        portions[-1][name] = w
+        if shards[-1] and size + w.nbytes > limit:
+            shards, size = [*shards, {}], 0
+        shards[-1][name] = w
         size += w.nbytes
-    return portions
+    return shards
 
 
-def write_quantized_part(folder: Path, checkpoint: Checkpoint, part: str, stem: str, config: dict, bar: tqdm) -> None:
-    """A part's config.json, its packed weights in shards, and their index."""
-    p = checkpoint.packing
-    config |= {"quantization": {"group_size": p.group, "bits": p.bits, "mode": p.mode}}
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    portions = split_shards(pack_weights(checkpoint.weights(part), p))
-    files = [f"{stem}-{i:05}-of-{len(portions):05}.safetensors" for i in range(1, len(portions) + 1)]
-    files = files if len(files) > 1 else [f"{stem}.safetensors"]
-    places = {name: file for file, portion in zip(files, portions) for name in portion}
-    bar.total += len(places)
-    for file, portion in zip(files, portions):
-        write_safetensors(folder / file, portion, bar.update)
-    if len(files) > 1:
-        index = {"metadata": {}, "weight_map": places}
-        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+def write_part(
+    folder: Path, stem: str, config: dict, arrays: dict[str, mx.array], done: Callable[[], None],
+    limit: int = SHARD_BYTES,
+) -> None:  # fmt: skip
+    """A part's config.json and its weights: one file, or shards of at most `limit` bytes and their index."""
+    write_json(folder / "config.json", config)
+    shards = split_shards(arrays, limit)
+    arrays.clear()  # see `write_safetensors`
+    if len(shards) == 1:
+        return write_safetensors(folder / f"{stem}.safetensors", shards[0], done)
+    files = {f"{stem}-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, start=1)}
+    places = {name: file for file, shard in files.items() for name in shard}
+    write_json(folder / f"{stem}.safetensors.index.json", {"metadata": {}, "weight_map": places})
+    for file, shard in files.items():
+        write_safetensors(folder / file, shard, done)
 
 
 def quantize_model(
@@ -202,13 +186,14 @@ def quantize_model(
 
     name, quantize, parts: as for `open_checkpoint`. The transformer and the text encoder are packed, one matrix at a
     time, so that little memory is needed; the layers of the text encoder that klein does not use are left out. `out`
-    appears when it is whole. Raises FileExistsError if there is one already.
+    appears when it is whole. Raises FileExistsError if there is one already, OSError if the disk is too small.
     """
     out = Path(out)
     if os.path.lexists(out):
         raise FileExistsError(f"{out} is there already: name a new folder.")
     checkpoint = open_checkpoint(name, dtype=mx.bfloat16, quantize=quantize, parts=parts)
     out.parent.mkdir(parents=True, exist_ok=True)
+    check_disk_space(out, checkpoint)
     with (
         lock_folder(out),
         tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=DRAFT, dir=out.parent) as draft,
@@ -220,6 +205,18 @@ def quantize_model(
         if os.path.lexists(out):
             raise FileExistsError(f"{out} appeared while its copy was written: name a new folder.")
         os.replace(folder, out)
+
+
+def check_disk_space(out: Path, checkpoint: Checkpoint) -> None:
+    """Refuse a copy for which the disk has no room. Raises OSError."""
+    weights = [w for part in ("transformer", "text_encoder") for w in checkpoint.weights(part).values()]
+    needed = sum(math.prod(w.shape) for w in weights) * checkpoint.packing.bits_per_weight / 8
+    free = shutil.disk_usage(out.parent).free
+    if needed > free:
+        raise OSError(
+            f"{out} will take {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB left: make room there, or "
+            "name a folder on another disk."
+        )
 
 
 DRAFT = ".partial"
@@ -243,14 +240,6 @@ def lock_folder(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def copy_words(source: Path, folder: Path) -> None:
-    """The JSON and text files of a tokenizer or a scheduler: only those that lie there, for people publish the copy."""
-    for path in sorted(source.glob("*")):
-        if path.suffix in (".json", ".txt", ".jinja") and path.is_file() and is_inside(path, source):
-            folder.mkdir(exist_ok=True)
-            shutil.copyfile(path, folder / path.name)
-
-
 def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
     """All files of the quantised copy: two parts packed, the others as they are."""
     info, index = checkpoint.info, read_json(checkpoint.folder / "model_index.json")
@@ -259,17 +248,22 @@ def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
     if info.kv:
         index["_class_name"] = "Flux2KleinKVPipeline"
     for beside in ("tokenizer", "scheduler"):
-        copy_words(part_folder(checkpoint.folder, beside), folder / beside)
+        copy_text_files(part_folder(checkpoint.folder, beside), folder / beside)
     cfg, path = checkpoint.parts["vae"]
-    (folder / "vae").mkdir()
     config = read_json(path / "config.json") if path.is_dir() else format_autoencoder_config(cfg, info.size)
-    (folder / "vae" / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "vae" / "config.json", config)
     for file in list_weights_files(path):
         shutil.copyfile(file, folder / "vae" / file.name)
-    cfg, _ = checkpoint.parts["text_encoder"]
-    config = format_text_encoder_config(cfg) | {"num_hidden_layers": max(cfg.taps)}
-    write_quantized_part(folder / "text_encoder", checkpoint, "text_encoder", "model", config, bar)
-    config = format_transformer_config(checkpoint.parts["transformer"][0])
-    write_quantized_part(folder / "transformer", checkpoint, "transformer", "diffusion_pytorch_model", config, bar)
-    # Last, because a folder without it is no model.
-    (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    configs = {part: cfg for part, (cfg, _) in checkpoint.parts.items()}
+    layers = {"num_hidden_layers": max(configs["text_encoder"].taps)}
+    packed = {
+        "text_encoder": ("model", format_text_encoder_config(configs["text_encoder"]) | layers),
+        "transformer": (DIFFUSERS_STEM, format_transformer_config(configs["transformer"])),
+    }
+    p = checkpoint.packing
+    for part, (stem, config) in packed.items():
+        arrays = pack_weights(checkpoint.weights(part), p)
+        bar.total += len(arrays)
+        config |= {"quantization": {"group_size": p.group, "bits": p.bits, "mode": p.mode}}
+        write_part(folder / part, stem, config, arrays, bar.update)
+    write_json(folder / "model_index.json", index)  # last, because a folder without it is no model

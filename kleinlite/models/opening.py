@@ -22,7 +22,7 @@ from ..quantisation import PACKINGS, Packed, Packing
 from ..text_encoder import PAD, TextEncoder, TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
 from ..z_image import ZImageConfig, ZImageTransformer, static_schedule
-from .configs import INDEX_FIELDS, Config, check_field, read_config, read_index, shorten
+from .configs import SAMPLE_SIZE, SCHEDULE_SHIFT, Config, read_config, read_index, shorten
 from .download import fetch_model, fetch_parts
 from .families import KLEIN, Z_IMAGE, Family, family_of, network_of
 from .files import check_file, list_weights_files, load_arrays, read_json, read_metadata
@@ -116,11 +116,11 @@ def read_model_info(
     tokens, cfg = configs["text_encoder"].tokens, configs["transformer"]
     family, config = family_of(cfg), part_folder(folder, "vae") / "config.json"
     size = read_json(config).get("sample_size", 1024)
-    check_field(config, INDEX_FIELDS["sample_size"], size)
+    SAMPLE_SIZE.check(config, size)
     if family is Z_IMAGE:  # Turbo's schedule is shifted by 3; another number is another model's
         config = part_folder(folder, "scheduler") / "scheduler_config.json"
         shift = read_json(config).get("shift", 3.0)
-        check_field(config, INDEX_FIELDS["shift"], shift)
+        SCHEDULE_SHIFT.check(config, shift)
         family = replace(family, schedule=lambda steps, n: static_schedule(steps, shift))
         return ModelInfo(name, shift == 3.0, size, tokens, d_latent=cfg.d_latent, family=family)
     file, distilled = paths["transformer"], index.get("is_distilled", False)

@@ -23,7 +23,7 @@ CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what 
 
 @pytest.mark.parametrize("name", [3, 4, "nvfp4", "mxfp8"])
 def test_a_quantised_copy(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(export.split_shards, "__defaults__", (300_000,))
+    monkeypatch.setattr(export.write_part, "__defaults__", (300_000,))
     export.quantize_model("nano", tmp_path / "q", name, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["q"]
     copy = Klein.from_pretrained(tmp_path / "q")
