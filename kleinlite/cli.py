@@ -210,7 +210,7 @@ def check_folder(folder: Path) -> None:
 
 def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
     """The model's name, how to open it, and `check_request`'s arguments: what was typed, else what --like says."""
-    from .drawing.loras import find_remembered
+    from .drawing.loras import find_recorded_loras
     from .drawing.picture_file import read_metadata
 
     if args.model is not None and not args.model.strip():
@@ -238,7 +238,7 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
         model,
         {
             "quantize": pick("quantize", args.quantize),
-            "loras": find_remembered(like, args.like) if args.lora is None else args.lora,
+            "loras": find_recorded_loras(like, args.like) if args.lora is None else args.lora,
         },
         {
             "prompt": prompt,
@@ -261,7 +261,7 @@ def is_local(model: str) -> bool:
     return model in BUNDLED or os.path.exists(model) or bool(find_cached(model))
 
 
-def fetch(model: str, offline: bool) -> None:
+def ensure_fetched(model: str, offline: bool) -> None:
     """See that a model's files are on this machine."""
     from .models.download import fetch_model
     from .models.registry import BUNDLED
@@ -304,7 +304,7 @@ def generate(args: argparse.Namespace) -> None:
     if released and not find_cached(model):
         plan = lambda setting: plan_released(model, width=request.width, height=request.height, quantize=setting)
         check_memory(plan(quantize), {} if quantize else {bits: plan(bits) for bits in (8, 6, 5, 4, 3)})
-    fetch(model, args.offline)
+    ensure_fetched(model, args.offline)
     klein = Klein.from_pretrained(model, **settings)
     request = check_request(klein.info, **arguments | {"seed": seed})
     klein.check_memory(request)
@@ -328,7 +328,7 @@ def name_quantization(quantize: int | str) -> str:
 def info(args: argparse.Namespace) -> None:
     if args.file is not None:
         from .drawing.picture_file import read_metadata
-        from .models.adapters import describe as describe_adapter, find_adapter, open_adapter
+        from .models.adapters import describe_adapter, find_adapter, open_adapter
 
         if find_adapter(args.file).suffix == ".safetensors":
             return print_facts(describe_adapter(open_adapter(args.file)))
@@ -434,7 +434,7 @@ def quantize(args: argparse.Namespace) -> None:
     if os.path.lexists(out):
         raise ValueError(f"{out} is there already: name a new folder.")
     check_folder(out.parent)
-    fetch(args.model, args.offline)
+    ensure_fetched(args.model, args.offline)
     quantize_model(args.model, out, quantize, progress=sys.stderr.isatty())
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(f"{out}: {args.model} in {name_quantization(quantize)}, {size / 1e6:,.1f} MB")
@@ -462,7 +462,7 @@ def train_lora(args: argparse.Namespace) -> None:
         raise ValueError(f"{args.model} is distilled: train on base-{args.model}, and use the adapter on {args.model}.")
     examples = read_folder(args.folder, args.size)
     if not (args.plan and released):
-        fetch(args.model, args.offline)
+        ensure_fetched(args.model, args.offline)
     plan = plan_model_training(args.model, examples[0], settings, quantize=args.quantize)
     print(f"{len(examples)} pictures of {examples[0].picture.width}x{examples[0].picture.height}. Memory: {plan}.")
     if args.plan:

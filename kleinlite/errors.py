@@ -32,7 +32,7 @@ def raised_here(error: Exception) -> bool:
     return Path(__file__).parent in Path(code.co_filename).parents and code.co_code[last.tb_lasti] == RAISE
 
 
-def explain(error: Exception) -> str | None:
+def explain_error(error: Exception) -> str | None:
     """The sentence for a mistake that the person at the keyboard can mend; None for a bug."""
     if isinstance(error, (ValueError, OSError, MemoryError)) and raised_here(error):
         return str(error)
@@ -56,7 +56,7 @@ def first_few(items: Iterable, count: int = 4) -> str:
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
-def run_command(command: Callable[..., None], *args) -> int:
+def run_command(command: Callable[..., None], *args: object) -> int:
     """Call it, tell what goes wrong in a sentence, and return the exit status."""
     try:
         command(*args)
@@ -64,7 +64,7 @@ def run_command(command: Callable[..., None], *args) -> int:
         print("kleinlite: stopped.", file=sys.stderr)
         return 130
     except Exception as error:
-        sentence = explain(error)
+        sentence = explain_error(error)
         if sentence is None:
             raise
         print(printable(f"kleinlite: {sentence}"), file=sys.stderr)

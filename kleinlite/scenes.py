@@ -26,9 +26,11 @@ BACKGROUNDS = {
 }  # fmt: skip
 SHAPES = ("circle", "square", "triangle", "star", "heart", "diamond")
 RELATIONS = {"above": "vertical", "below": "vertical", "left of": "horizontal", "right of": "horizontal"}
+CENTRES = {"centre": (0.5, 0.5), "top": (0.5, 0.27), "bottom": (0.5, 0.73), "left": (0.27, 0.5), "right": (0.73, 0.5)}
 PLACES = ("top", "bottom", "left", "right")  # where the lone shape of a scene with room for another stands
 SKIES = {"day": ((92, 172, 240), (214, 238, 252)), "sunset": ((126, 84, 164), (250, 176, 110)), "night": (
     (20, 24, 62), (46, 56, 112))}  # fmt: skip
+STARS = ((0.07, 0.1), (0.4, 0.07), (0.52, 0.24), (0.62, 0.1), (0.93, 0.32), (0.09, 0.38), (0.44, 0.42))
 SUNS = {"day": "yellow sun", "sunset": "orange sun", "night": "white moon"}
 WHEN = {"day": "by day", "sunset": "at sunset", "night": "at night"}
 GROUNDS = {
@@ -305,15 +307,8 @@ def _mix(a, b, share: float) -> tuple[int, ...]:
 def _draw_shapes(canvas: _Canvas, scene: Scene, rng: random.Random) -> None:
     ground = BACKGROUNDS[scene.background]
     canvas.box(0, 0, 1, 1, ground)
-    centres = {
-        "centre": (0.5, 0.5),
-        "top": (0.5, 0.27),
-        "bottom": (0.5, 0.73),
-        "left": (0.27, 0.5),
-        "right": (0.73, 0.5),
-    }
     for thing in scene.things:
-        x, y = (c + rng.uniform(-0.025, 0.025) for c in centres[thing.place])
+        x, y = (c + rng.uniform(-0.025, 0.025) for c in CENTRES[thing.place])
         r = (0.3 if thing.place == "centre" else 0.19) * rng.uniform(0.94, 1.06)
         canvas.polygon(_polygon(thing.kind, x + 0.02, y + 0.025, r), _mix(ground, (60, 60, 80), 0.3))  # the shadow
         canvas.polygon(_polygon(thing.kind, x, y, r), COLOURS[thing.colour])
@@ -347,15 +342,7 @@ def _draw_landscape(canvas: _Canvas, scene: Scene, rng: random.Random) -> None:
     x = (0.24 if scene.sun_side == "left" else 0.76) + rng.uniform(-0.03, 0.03)
     y = 0.19 + rng.uniform(-0.02, 0.02)
     if scene.sky == "night":
-        for sx, sy in (
-            (0.07, 0.1),
-            (0.4, 0.07),
-            (0.52, 0.24),
-            (0.62, 0.1),
-            (0.93, 0.32),
-            (0.09, 0.38),
-            (0.44, 0.42),
-        ):
+        for sx, sy in STARS:
             canvas.disc(sx, sy, 0.011, (236, 238, 250))
         canvas.disc(x, y, 0.1, (248, 246, 226))
         canvas.disc(x + 0.045, y - 0.02, 0.085, _mix(top, bottom, 0.25))

@@ -8,6 +8,7 @@ python -m kleinlite.bench.training --plan                       only what the re
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..autoencoder import AutoencoderConfig
-from ..finetune.plan import plan_training
+from ..finetune.plan import COPIES, plan_training
 from ..lora import attach, new_changes, recompute_blocks, train_only, velocity_loss
 from ..memory import compute_dtype
 from ..models.configs import RELEASED_CONFIGS
@@ -53,25 +54,11 @@ def measure(cfg: TransformerConfig, size: int, tokens: int, rank: int, bits: int
 def plan_table(rank: int = 16) -> str:
     """What training takes at most, for the released base models on a GPU, as a table of the page on machines."""
     rows = ["| model | weights | training at 512², GB | at 1024² |", "|---|---|--:|--:|"]
-    for name in ("4b", "9b"):
-        for words, bits in (
-            ("bfloat16", 16),
-            ("8 bits", PACKINGS[8].bits_per_weight),
-            ("4 bits", PACKINGS[4].bits_per_weight),
-        ):
-            plans = [
-                plan_training(
-                    *RELEASED_CONFIGS[name],
-                    AutoencoderConfig(),
-                    width=side,
-                    height=side,
-                    bits=bits,
-                    rank=rank,
-                    cpu=False,
-                )
-                for side in (512, 1024)
-            ]
-            rows.append(f"| `base-{name}` | {words} | " + " | ".join(f"{p.peak_bytes / 1e9:.1f}" for p in plans) + " |")
+    widths = {"bfloat16": 16, "8 bits": PACKINGS[8].bits_per_weight, "4 bits": PACKINGS[4].bits_per_weight}
+    for name, (words, bits) in itertools.product(("4b", "9b"), widths.items()):
+        configs, shared = (*RELEASED_CONFIGS[name], AutoencoderConfig()), {"bits": bits, "rank": rank, "cpu": False}
+        plans = [plan_training(*configs, width=side, height=side, **shared) for side in (512, 1024)]
+        rows.append(f"| `base-{name}` | {words} | " + " | ".join(f"{p.peak_bytes / 1e9:.1f}" for p in plans) + " |")
     return "\n".join(rows)
 
 
@@ -95,9 +82,8 @@ def main(argv: list[str] | None = None) -> None:
     weights, above, seconds = measure(cfg, options.size, options.tokens, options.rank, options.bits)
     print(f"{double} + {single} blocks, {options.width} wide, {options.size}², rank {options.rank}")
     print(f"weights       measured {weights / 1e9:.2f} GB")
-    print(
-        f"on top of it  measured {above / 1e9:.2f} GB, predicted {(plan.adapter / 6 + plan.activations) / 1e9:.2f} GB"
-    )
+    predicted = plan.adapter / COPIES + plan.activations  # here are no average, no moments
+    print(f"on top of it  measured {above / 1e9:.2f} GB, predicted {predicted / 1e9:.2f} GB")
     print(f"a step        {seconds:.1f} s")
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import griffe
 
-__all__ = ["reference"]
+__all__ = ["render_reference"]
 
 WIDTH = 76  # of a signature in one line
 PROMOTED = re.compile(r"^Promoted from notebooks/(\d\d)(\w+)\.ipynb:.*", re.M | re.S)
@@ -52,13 +52,13 @@ def load_modules(package: Path) -> list[Module]:
         for module in rooms.pop().modules.values():
             rooms += [module] if module.is_init_module else []
             if not module.name.startswith("__"):
-                found.append(describe(module))
+                found.append(read_module(module))
     return [module for module in found if module.public]
 
 
-def describe(module: griffe.Module) -> Module:
+def read_module(module: griffe.Module) -> Module:
     """One module: what it says about itself, and the definitions that others may use."""
-    about = docstring(module)
+    about = read_docstring(module)
     promoted = PROMOTED.search(about)
     defined = {name: member for name, member in module.members.items() if not (member.is_alias or member.is_module)}
     if module.exports is None:
@@ -74,14 +74,14 @@ def describe(module: griffe.Module) -> Module:
     )
 
 
-def docstring(thing: griffe.Object) -> str:
+def read_docstring(thing: griffe.Object) -> str:
     return thing.docstring.value if thing.docstring else ""
 
 
 # One definition
 
 
-def signature(function: Signed, name: str, bound: bool = False) -> str:
+def format_signature(function: Signed, name: str, bound: bool = False) -> str:
     """name(parameters) -> type, in lines short enough for a phone; bound: without self or cls."""
     parts, kinds = [], griffe.ParameterKind
     previous = None
@@ -90,7 +90,7 @@ def signature(function: Signed, name: str, bound: bool = False) -> str:
             parts.append("/")
         if parameter.kind is kinds.keyword_only and previous not in (kinds.keyword_only, kinds.var_positional):
             parts.append("*")
-        parts.append(written(parameter))
+        parts.append(format_parameter(parameter))
         previous = parameter.kind
     returns = getattr(function, "returns", None)  # a class has none
     returns = f" -> {returns}" if returns else ""
@@ -101,7 +101,7 @@ def signature(function: Signed, name: str, bound: bool = False) -> str:
     return f"{name}(\n    {body}\n){returns}"
 
 
-def written(parameter: griffe.Parameter) -> str:
+def format_parameter(parameter: griffe.Parameter) -> str:
     """A parameter as its file has it: steps: int = 4"""
     stars = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}.get(parameter.kind, "")
     text = f"{stars}{parameter.name}" + (f": {parameter.annotation}" if parameter.annotation else "")
@@ -112,15 +112,15 @@ def written(parameter: griffe.Parameter) -> str:
     return f"{text} = {value}" if parameter.annotation else f"{text}={value}"
 
 
-def head(thing: griffe.Object, name: str) -> str:
+def format_definition(thing: griffe.Object, name: str) -> str:
     """What a definition looks like from outside: a signature, a class with its fields, a constant with its value."""
     if thing.is_function:
-        return signature(thing, name)
+        return format_signature(thing, name)
     if thing.is_attribute:
         lines = source_lines(thing)
         return "\n".join(lines if len(lines) <= 12 else [*lines[:6], "    …", lines[-1]])
     if "__init__" in thing.members:
-        return signature(thing, f"class {name}", bound=True)
+        return format_signature(thing, f"class {name}", bound=True)
     fields = [m for n, m in thing.members.items() if m.is_attribute and m.annotation and not is_property(m)
               and n[0] != "_"]  # fmt: skip
     fields = [line for field in fields for line in source_lines(field)]
@@ -138,7 +138,7 @@ def source_lines(thing: griffe.Object) -> list[str]:
     return [re.sub(r"  # fmt: skip$", "", line) for line in thing.lines]
 
 
-def methods(cls: griffe.Class) -> list[tuple[str, griffe.Object]]:
+def list_methods(cls: griffe.Class) -> list[tuple[str, griffe.Object]]:
     """Public methods and the call, each with how it is written: klein.stream(…), Klein.from_pretrained(…).
 
     Those that a class of this package inherits from another one come after its own.
@@ -155,7 +155,7 @@ def methods(cls: griffe.Class) -> list[tuple[str, griffe.Object]]:
         if is_property(method):
             found.append((name + (f": {method.annotation}" if method.annotation else ""), method))
         else:
-            found.append((signature(method, name, bound="staticmethod" not in method.labels), method))
+            found.append((format_signature(method, name, bound="staticmethod" not in method.labels), method))
     return found
 
 
@@ -167,7 +167,7 @@ def snake_case(name: str) -> str:
 # Markdown
 
 
-def markdown(doc: str, anchors: dict[str, str], parameters: tuple[str, ...] = ()) -> str:
+def to_markdown(doc: str, anchors: dict[str, str], parameters: tuple[str, ...] = ()) -> str:
     """A docstring as Markdown: names of this package become links, parameters a list, indented lines code."""
     parts = []
     for paragraph in filter(None, re.split(r"\n\s*\n", inspect.cleandoc(doc))):
@@ -181,11 +181,11 @@ def markdown(doc: str, anchors: dict[str, str], parameters: tuple[str, ...] = ()
                 f"- **{line.replace(':', '**:', 1)}" if line.split(":")[0].split(", ")[0] in parameters
                 else f"- {line}" if line.startswith("Raises ") else f"  {line}" for line in lines
             ]  # fmt: skip
-        parts.append("\n".join(escaped(line, anchors) for line in lines))
+        parts.append("\n".join(escape_markdown(line, anchors) for line in lines))
     return "\n\n".join(parts)
 
 
-def escaped(line: str, anchors: dict[str, str]) -> str:
+def escape_markdown(line: str, anchors: dict[str, str]) -> str:
     """Nothing outside backticks means anything to Markdown, but a list's hyphen and a parameter's bold."""
     bold = re.match(r"- \*\*(.+?)\*\*: ", line)
     start, rest = (f"- <code>{bold[1]}</code>: ", line[bold.end() :]) if bold else ("", line)
@@ -195,19 +195,19 @@ def escaped(line: str, anchors: dict[str, str]) -> str:
     return start + "".join(pieces)
 
 
-def entry(module: Module, name: str, anchors: dict[str, str], level: str = "###") -> str:
+def format_entry(module: Module, name: str, anchors: dict[str, str], level: str = "###") -> str:
     """One name: heading, signature, docstring; then its methods, those without a docstring below the signature."""
     thing = module.public[name]
     undocumented, below = [], []
-    for line, method in methods(thing) if thing.is_class else ():
+    for line, method in list_methods(thing) if thing.is_class else ():
         if not method.docstring:
             undocumented.append(line)
             continue
-        text = markdown(docstring(method), anchors, parameter_names(method))
+        text = to_markdown(read_docstring(method), anchors, parameter_names(method))
         anchor = f"{module.anchor(name)}-{method.name.strip('_')}"
         below.append(f'<div class="method" id="{anchor}">\n\n```python\n{line}\n```\n\n{text}\n\n</div>')
-    code = "\n\n".join(filter(None, [head(thing, name), "\n".join(undocumented)]))
-    about = markdown(docstring(thing), anchors, parameter_names(thing)) if not thing.is_attribute else ""
+    code = "\n\n".join(filter(None, [format_definition(thing, name), "\n".join(undocumented)]))
+    about = to_markdown(read_docstring(thing), anchors, parameter_names(thing)) if not thing.is_attribute else ""
     heading = f"{level} `{name}` {{#{module.anchor(name)}}}"
     return "\n\n".join(filter(None, [heading, f"```python\n{code}\n```", about, *below]))
 
@@ -217,19 +217,19 @@ def parameter_names(thing: griffe.Object) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in thing.parameters) if thing.is_function else ()
 
 
-def section(module: Module, anchors: dict[str, str]) -> str:
+def format_section(module: Module, anchors: dict[str, str]) -> str:
     """One module: its chapter, its file, what it says about itself, and its names."""
     title, _, rest = module.about.partition("\n")
     file = f"kleinlite/{module.name.replace('.', '/')}.py"
     chapter = f"Built in [chapter {int(module.chapter[:2])}]({module.chapter}.ipynb), " if module.chapter else ""
     home = f"{chapter}{'in' if chapter else 'In'} [`{file}`](../{file})."
-    about = markdown(f"{'' if chapter else title}\n{rest}", anchors) if rest.strip() or not chapter else ""
+    about = to_markdown(f"{'' if chapter else title}\n{rest}", anchors) if rest.strip() or not chapter else ""
     parts = [f"## {module.name} {{#{module.slug}}}", home, about]
     shown = [] if module.is_program else [name for name in module.public if name != "Klein"]
-    return "\n\n".join(part for part in [*parts, *(entry(module, name, anchors) for name in shown)] if part)
+    return "\n\n".join(part for part in [*parts, *(format_entry(module, name, anchors) for name in shown)] if part)
 
 
-def contents(modules: list[Module]) -> str:
+def format_contents(modules: list[Module]) -> str:
     """A table of all modules and names."""
     rows = ["| module | chapter | names |", "|---|:-:|---|"]
     for module in modules:
@@ -240,12 +240,12 @@ def contents(modules: list[Module]) -> str:
     return "\n".join(rows)
 
 
-def reference(package: Path) -> str:
+def render_reference(package: Path) -> str:
     """The whole page, in Markdown, below its title."""
     modules = load_modules(package)
     modules.sort(key=lambda m: (m.is_program, not m.chapter, m.chapter or m.name))
     anchors = {name: m.anchor(name) for m in reversed(modules) if not m.is_program for name in m.public}
-    klein = [entry(module, "Klein", anchors, "##") for module in modules if "Klein" in module.public]
-    every = [section(module, anchors) for module in modules]
-    parts = [IMPORT_KLEIN, *klein, "## All modules", contents(modules), *every]
+    klein = [format_entry(module, "Klein", anchors, "##") for module in modules if "Klein" in module.public]
+    every = [format_section(module, anchors) for module in modules]
+    parts = [IMPORT_KLEIN, *klein, "## All modules", format_contents(modules), *every]
     return "\n\n".join(parts).replace("{{#", "\\{{#")  # mdBook would take it for an include

@@ -70,15 +70,15 @@ def read_mistakes(notebook: dict) -> dict[str, Mistake]:
     margin, right = divmod(sheet.height - ROW * (1 + len(caught)), 2)
     if right or not 0 <= margin < ROW // 4:
         raise ValueError(f"its picture is not {1 + len(caught)} rows of {ROW} pixels")
-    nodes = [node for cell in cells for node in parse("".join(cell["source"]))]
-    names, mistakes = assigned(nodes), {}
-    for row, (name, value) in enumerate(zip(caught, values_of(names["wrong"], caught)), start=1):
+    nodes = [node for cell in cells for node in parse_cell("".join(cell["source"]))]
+    names, mistakes = read_assignments(nodes), {}
+    for row, (name, value) in enumerate(zip(caught, read_values(names["wrong"], caught)), start=1):
         where, code = describe_change(value, names, nodes)
-        mistakes[name] = Mistake(code, where, caught[name], pair_of_rows(sheet, margin, row))
+        mistakes[name] = Mistake(code, where, caught[name], crop_pair(sheet, margin, row))
     return mistakes
 
 
-def parse(source: str) -> list[ast.stmt]:
+def parse_cell(source: str) -> list[ast.stmt]:
     """The statements of a cell; none if it has magics."""
     try:
         return ast.parse(source).body
@@ -86,7 +86,7 @@ def parse(source: str) -> list[ast.stmt]:
         return []
 
 
-def assigned(nodes: list[ast.stmt]) -> Names:
+def read_assignments(nodes: list[ast.stmt]) -> Names:
     """What a notebook's names stand for: the last value that each was given, imports as `module` = kleinlite.module."""
     names: Names = {}
     for node in nodes:
@@ -100,7 +100,7 @@ def assigned(nodes: list[ast.stmt]) -> Names:
     return names
 
 
-def values_of(wrong: ast.expr, caught: dict[str, str]) -> list[ast.expr]:
+def read_values(wrong: ast.expr, caught: dict[str, str]) -> list[ast.expr]:
     """The values of the dictionary `wrong`, whose keys must be the mistakes that were compared."""
     keys = [ast.literal_eval(key) for key in wrong.keys] if isinstance(wrong, ast.Dict) else []
     if keys != list(caught):
@@ -111,7 +111,7 @@ def values_of(wrong: ast.expr, caught: dict[str, str]) -> list[ast.expr]:
 def describe_change(call: ast.expr, names: Names, nodes: list[ast.stmt]) -> tuple[str, str]:
     """Where a mistake is made, and a code block that shows it: of mistakes.line(…), or of patch.object(…)."""
     target, second, third = (resolve(argument, names) for argument in call.args)
-    place = path_of(target, names)
+    place = dotted_path(target, names)
     if "patch" not in ast.unparse(call.func):
         right, wrong = ast.literal_eval(second), ast.literal_eval(third)
         lines = [*(f"- {line}" for line in right.split("\n")), *(f"+ {line}" for line in wrong.split("\n") if line)]
@@ -131,14 +131,14 @@ def resolve(node: ast.expr, names: Names) -> ast.expr:
     return node
 
 
-def path_of(node: ast.expr, names: Names) -> str:
+def dotted_path(node: ast.expr, names: Names) -> str:
     """module.SwiGLU.__call__ → transformer.SwiGLU"""
     if isinstance(node, ast.Attribute):
-        return f"{path_of(node.value, names)}.{node.attr}".removesuffix(".__call__").removeprefix("kleinlite.")
+        return f"{dotted_path(node.value, names)}.{node.attr}".removesuffix(".__call__").removeprefix("kleinlite.")
     return ast.unparse(resolve(node, names)).removeprefix("kleinlite.")
 
 
-def pair_of_rows(sheet: Image.Image, margin: int, row: int) -> Image.Image:
+def crop_pair(sheet: Image.Image, margin: int, row: int) -> Image.Image:
     """The first row, drawn rightly, and one of the others below it."""
     left, pair = sheet.width - margin - COLUMNS * ROW, Image.new("RGB", (COLUMNS * ROW, 2 * ROW), "white")
     for i, source in enumerate((0, row)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-__all__ = ["FORMULA", "mathml"]
+__all__ = ["FORMULA", "to_mathml"]
 
 FORMULA = re.compile(
     r"\\\$"  # a dollar sign that is meant as one
@@ -15,7 +15,7 @@ FORMULA = re.compile(
 )
 
 
-def mathml(found: re.Match) -> tuple[str, str]:
+def to_mathml(found: re.Match) -> tuple[str, str]:
     """A formula in one line, with nothing in it that Markdown could take for its own; and what went wrong."""
     latex = found["block"] or found["inline"]
     if not latex:
@@ -32,11 +32,11 @@ def mathml(found: re.Match) -> tuple[str, str]:
     problem = f"{strange[1]} is not known" if strange else ""
     if latex.count(r"\begin") > result.count("<mtable") or "newline" in result:
         problem = problem or "rows need an environment that it knows, such as aligned, cases or pmatrix"
-    result = re.sub(r">([^<]+)<", lambda text: f">{entities(text[1])}<", result)
+    result = re.sub(r">([^<]+)<", lambda text: f">{to_entities(text[1])}<", result)
     if found["block"]:
         result = f'<span class="formula">{result}</span>'
     return result, problem
 
 
-def entities(text: str) -> str:
+def to_entities(text: str) -> str:
     return "".join(c if c.isalnum() or c.isspace() else f"&#{ord(c)};" for c in html.unescape(text))

@@ -88,7 +88,7 @@ def clean_outputs(outputs: list[dict], count: int) -> list[dict]:
     return kept
 
 
-def clean(notebook: dict) -> dict:
+def clean_notebook(notebook: dict) -> dict:
     """A copy of a notebook (as read from its file) without anything that changes by itself."""
     cells, count, ids = [], 0, set()
     for number, old in enumerate(notebook["cells"], start=1):
@@ -113,7 +113,7 @@ def to_json(notebook: dict) -> str:
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def write(path: Path, notebook: dict) -> bool:
+def write_notebook(path: Path, notebook: dict) -> bool:
     """Store a notebook if it changed, whole or not at all."""
     text = to_json(notebook)
     if path.read_text("utf-8") == text:
@@ -124,14 +124,14 @@ def write(path: Path, notebook: dict) -> bool:
     return True
 
 
-def run(path: Path, timeout: int = 600) -> dict:
+def run_notebook(path: Path, timeout: int = 600) -> dict:
     """A notebook with the outputs of a fresh run, top to bottom, in its own folder; the file stays."""
     import nbformat  # here, because importing these takes seconds
     from nbclient import NotebookClient
     from nbclient.exceptions import CellControlSignal, DeadKernelError
 
     os.environ["PYTHONHASHSEED"] = "0"  # sets print in the same order every time
-    stored = clean(json.loads(path.read_text("utf-8")))
+    stored = clean_notebook(json.loads(path.read_text("utf-8")))
     notebook = nbformat.reads(json.dumps(stored), as_version=4)
     for cell in notebook.cells:  # nbclient knows these two by tags of its own
         tags = tags_of(cell)
@@ -156,10 +156,10 @@ def run(path: Path, timeout: int = 600) -> dict:
             if output.get("name") == "stderr" and "\r" not in output["text"]:
                 where = f"{path.name}, code cell {cell.execution_count}"
                 print(f"{where} wrote to stderr, not kept: {output['text'].rstrip()}", file=sys.stderr)
-    return clean(json.loads(json.dumps(notebook)))
+    return clean_notebook(json.loads(json.dumps(notebook)))
 
 
-def find(names: list[str], root: Path = ROOT) -> list[Path]:
+def find_notebooks(names: list[str], root: Path = ROOT) -> list[Path]:
     """Notebook files by path, by name or by number; all of them, in reading order, if none is named."""
     every = sorted(p for p in (root / "notebooks").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
     chosen = []
@@ -179,18 +179,18 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--timeout", type=int, default=600, help="seconds that one cell may take (default: 600)")
     options = parser.parse_args(argv)
     failed = 0
-    for path in find(options.notebooks, root):
+    for path in find_notebooks(options.notebooks, root):
         start = time.perf_counter()
         try:
             if options.action == "run":
-                notebook = run(path, options.timeout)
+                notebook = run_notebook(path, options.timeout)
             else:
-                notebook = clean(json.loads(path.read_text("utf-8")))
+                notebook = clean_notebook(json.loads(path.read_text("utf-8")))
         except (RunError, ValueError) as error:
             print(f"{path.name} failed and was left as it was:\n{error}", file=sys.stderr)
             failed += 1
             continue
-        state = "changed" if write(path, notebook) else "unchanged"
+        state = "changed" if write_notebook(path, notebook) else "unchanged"
         seconds, size = time.perf_counter() - start, path.stat().st_size / 1000
         print(f"{path.name}: {state}, {size:.0f} kB, {seconds:.1f} s", flush=True)
     return 1 if failed else 0

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import mlx.core as mx
 from IPython.display import Image as Picture, display
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import NullLocator
 from PIL import Image
@@ -41,7 +43,7 @@ ARROWS = [
 ]  # fmt: skip
 
 
-def as_image(x: mx.array | Image.Image):
+def as_image(x: mx.array | Image.Image) -> Image.Image | list:
     """What matplotlib can show: PIL pictures and maps (H, W) as they are, pixels (H, W, 3) from [-1, 1] to [0, 1]."""
     if isinstance(x, Image.Image):
         return x
@@ -59,7 +61,7 @@ def compress(picture: Image.Image) -> tuple[bytes, str]:
     return file.getvalue(), "png"
 
 
-def finish(dots: int = 160, sharper: float = 2) -> None:
+def show_figure(dots: int = 160, sharper: float = 2) -> None:
     """Show the figure, in more pixels than its place on the page has: good screens need twice as many."""
     drawn = io.BytesIO()
     plt.savefig(drawn, dpi=dots, bbox_inches="tight")
@@ -70,7 +72,7 @@ def finish(dots: int = 160, sharper: float = 2) -> None:
     display(Picture(file, format=kind, width=width, height=height))
 
 
-def make_grid(count: int, columns: int, size: tuple[float, float], **more):
+def make_grid(count: int, columns: int, size: tuple[float, float], **more: str) -> tuple[Figure, list[Axes]]:
     """A figure of places without axes for `count` pictures, as many as `columns` in a row; and the places, in order.
 
     size: inches of one place.
@@ -92,7 +94,7 @@ def show(images: Sequence, titles: Sequence[str] = (), columns: int = 6, scale: 
     for ax, title in zip(axes, titles):
         ax.set_title(title, fontsize=8)
     plt.tight_layout()
-    finish(dots=150, sharper=1.5)
+    show_figure(dots=150, sharper=1.5)
 
 
 def rows(pictures: dict[str, Sequence[Image.Image]], scale: float = 0.8) -> None:
@@ -106,7 +108,7 @@ def rows(pictures: dict[str, Sequence[Image.Image]], scale: float = 0.8) -> None
             ax.imshow(as_image(picture))
         line[0].text(-0.08, 0.5, name, ha="right", va="center", fontsize=8, transform=line[0].transAxes)
     figure.subplots_adjust(left=words / width, right=1, bottom=0, top=1, wspace=0.04, hspace=0.04)
-    finish(dots=120, sharper=1.2)  # 0.8 inches are the 96 pixels of a nano picture
+    show_figure(dots=120, sharper=1.2)  # 0.8 inches are the 96 pixels of a nano picture
 
 
 def maps(
@@ -125,7 +127,7 @@ def maps(
     for ax, title in zip(axes, titles):
         ax.set_title(title, fontsize=8)
     figure.colorbar(shown, ax=axes, label=label, shrink=0.9)
-    finish()
+    show_figure()
 
 
 def channels(latents: mx.array, columns: int = 16) -> None:
@@ -135,7 +137,7 @@ def channels(latents: mx.array, columns: int = 16) -> None:
         ax.imshow(latents[..., i].tolist(), cmap="gray", interpolation="nearest")
         ax.set_title(str(i), fontsize=5, pad=1)
     plt.subplots_adjust(wspace=0.08, hspace=0.3, left=0, right=1, bottom=0, top=0.95)
-    finish()
+    show_figure()
 
 
 def lines(
@@ -154,7 +156,7 @@ def lines(
     if len(series) > 1:
         ax.legend(fontsize=8, framealpha=0.85, edgecolor="none")  # readable where it lies over a curve
     plt.tight_layout()
-    finish()
+    show_figure()
 
 
 def bars(names: Sequence[str], values: Sequence[float], xlabel: str) -> None:
@@ -165,7 +167,7 @@ def bars(names: Sequence[str], values: Sequence[float], xlabel: str) -> None:
     ax.invert_yaxis()
     ax.set_xlabel(xlabel)
     plt.tight_layout()
-    finish()
+    show_figure()
 
 
 def points(
@@ -187,7 +189,7 @@ def points(
             ax.legend(frameon=False, fontsize=8, markerscale=2, loc="upper right")
     axes[0].set_ylabel("y")
     plt.tight_layout()
-    finish()
+    show_figure()
 
 
 def overview(mark: str = "") -> None:
@@ -219,7 +221,7 @@ def overview(mark: str = "") -> None:
         ax.text(x, y + 0.1, name, ha="center", va="center", fontsize=7.5, color=ink, weight="bold")
         ax.text(x, y - 0.17, shape, ha="center", va="center", fontsize=6, color=ink)
     plt.subplots_adjust(0, 0, 1, 1)
-    finish()
+    show_figure()
 
 
 def blocks() -> None:
@@ -277,4 +279,4 @@ def blocks() -> None:
     down(x, (7.78, 7.55), (6.9, 6.75), (4.1, 3.8), (3.4, 2.9))
     words(x, 0.3, "single block: one stream, side by side")
     plt.subplots_adjust(0, 0, 1, 1)
-    finish()
+    show_figure()

@@ -27,27 +27,27 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from . import api, atlas, live
-from .mathml import FORMULA, mathml
+from .mathml import FORMULA, to_mathml
 
 CODE = re.compile(
     r"^[ \t>]*(?P<fence>```+|~~~+).*?^[ \t>]*(?P=fence)[`~]*[ \t]*$"
     r"|(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)",
     re.M | re.S,
 )
-TARGET = re.compile(
+LINK = re.compile(
     r"(?P<picture>!\[(?P<alt>[^]]*))?(?P<opening>\]\(|^\[[^]]+\]: +|\b(?:src|href)=\")(?P<to>[^)\s\"]+)", re.M
 )
 MARKS = re.compile(r"^#( ?\|.*| NBVAL_.*)\n?|  # fmt: skip$", re.M)
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/svg+xml")
-LEAVE = re.compile(  # where no word becomes a link: code, headings, links, formulas, tags
+TERM_FREE = re.compile(  # where no word becomes a link: code, headings, links, formulas, tags
     CODE.pattern
     + r"|^[ >]*#[^\n]*|!?\[(?:`[^`]*`|[^][`])*\](?:\([^)]*\)|: [^\n]*)?|<(math|a|details)\b.*?</\3>|<[^>]*>",
     re.M | re.S,
 )
-TERM = re.compile(r"^### +(.+?) *\n\n(?:<!-- also: (.+?) -->\n\n)?(.+?)(?=\n\n|\Z)", re.M | re.S)
-UNLINKED = ("glossary.md", "api.md", "changelog.md")
-PAGE, SITE = 1_000_000, 20_000_000  # bytes: a page and the whole site may weigh this much,
-FRAME, FIXED = 40_000, 5_000_000  # of which mdBook adds so much at most: a page's frame; scripts, fonts, search index
+GLOSSARY_ENTRY = re.compile(r"^### +(.+?) *\n\n(?:<!-- also: (.+?) -->\n\n)?(.+?)(?=\n\n|\Z)", re.M | re.S)
+TERM_FREE_PAGES = ("glossary.md", "api.md", "changelog.md")
+PAGE_BYTES, SITE_BYTES = 1_000_000, 20_000_000  # a page and the whole site may weigh this much, of which
+FRAME_BYTES, FIXED_BYTES = 40_000, 5_000_000  # mdBook adds this: a page's frame; scripts, fonts, the search index
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -87,7 +87,7 @@ class Site:
 
     def link_terms(self, text: str, page: str) -> str:
         """Markdown in which the first use of each term on a page leads to the glossary."""
-        if not self.words or page in UNLINKED:
+        if not self.words or page in TERM_FREE_PAGES:
             return text
         unused = self.unused.setdefault(page, {anchor for anchor, _ in self.terms.values()})
         there = posixpath.relpath("glossary.html", posixpath.dirname(page) or ".")
@@ -100,7 +100,7 @@ class Site:
             return f'<a class="term" href="{there}#{anchor}" title="{html.escape(meaning)}">{found[0]}</a>'
 
         done, start = [], 0
-        for left in [*LEAVE.finditer(text), None]:
+        for left in [*TERM_FREE.finditer(text), None]:
             done.append(self.words.sub(mark, text[start : left.start() if left else None]))
             if left:
                 done.append(left[0])
@@ -123,7 +123,7 @@ def find_anchors(text: str) -> set[str]:
 
 
 def slugify(title: str) -> str:
-    title = FORMULA.sub(lambda found: mathml(found)[0], title)
+    title = FORMULA.sub(lambda found: to_mathml(found)[0], title)
     words = html.unescape(re.sub(r"\]\([^)]*\)|<[^>]*>", "", title)).strip().lower()
     return "".join(c for c in words.replace(" ", "-") if c.isalnum() or c in "-_")
 
@@ -131,7 +131,7 @@ def slugify(title: str) -> str:
 def read_glossary(glossary: str) -> dict[str, tuple[str, str]]:
     """What the glossary explains: each word, and its plural, to the heading's anchor and the first sentence."""
     found = {}
-    for title, also, text in TERM.findall(glossary):
+    for title, also, text in GLOSSARY_ENTRY.findall(glossary):
         sentence = re.match(r".+?[.:;](?=\s|$)|.*", " ".join(text.split()))[0].rstrip(".:;") + "."
         meaning = "" if "$" in sentence else re.sub(r"\[([^]]+)\]\([^)]*\)|[*_`]", r"\1", sentence)
         for word in [title, *also.split(", ")] if also else [title]:
@@ -145,7 +145,7 @@ def render_prose(text: str, page: str, where: str, site: Site) -> str:
     for code in [*CODE.finditer(text), None]:
         part = text[start : code.start() if code else None]
         part = FORMULA.sub(lambda found: render_formula(found, where, site), part)  # first: $p[i](x)$ is no link
-        done.append(TARGET.sub(lambda found: rewrite_link(found, page, where, site), part))
+        done.append(LINK.sub(lambda found: rewrite_link(found, page, where, site), part))
         if code:
             done.append(code[0])
             start = code.end()
@@ -159,7 +159,7 @@ def rewrite_link(found: re.Match, page: str, where: str, site: Site) -> str:
 
 
 def render_formula(found: re.Match, where: str, site: Site) -> str:
-    result, problem = mathml(found)
+    result, problem = to_mathml(found)
     if problem:
         site.problems.append(f"{where}: the formula {found[0]} does not translate to MathML ({problem})")
     return result
@@ -343,7 +343,7 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
             log = (root / "CHANGELOG.md").read_text("utf-8").replace(f"]({source}/", "](")
             chapter["content"] = chapter["content"].replace("{{#changelog}}", log)
         if "{{#api}}" in chapter["content"]:
-            chapter["content"] = chapter["content"].replace("{{#api}}", api.reference(root / "kleinlite"))
+            chapter["content"] = chapter["content"].replace("{{#api}}", api.render_reference(root / "kleinlite"))
     texts = {c["path"]: markdown_of(notebooks[c["path"]]) if c["path"] in notebooks else c["content"] for c in found}
     site = Site(root, source, texts, scripts)
     site.problems += problems
@@ -384,16 +384,16 @@ def check_sizes(pages: dict[str, int], site: Site) -> None:
     """Complain about a page that is too heavy, and about a site that is. Pictures are the usual reason."""
     for path, weight in pages.items():
         weight += sum(site.pictures.get(path, {}).values())
-        if weight + FRAME > PAGE:
+        if weight + FRAME_BYTES > PAGE_BYTES:
             site.problems.append(f"{site.source}/{path} makes a page of {weight / 1e6:.1f} MB, it may weigh 1 MB")
     folder = site.root / site.source
     beside = [f for f in folder.rglob("*") if f.is_file() and f.suffix != ".md"]
     beside = [f for f in beside if not f.is_relative_to(folder / live.FOLDER)]  # models have a limit of their own
     pictures = {name: size for names in site.pictures.values() for name, size in names.items()}
-    total = 2 * sum(pages.values()) + FIXED  # twice: the print page
+    total = 2 * sum(pages.values()) + FIXED_BYTES  # twice: the print page
     total += sum(pictures.values()) + sum(f.stat().st_size for f in beside)
-    if total > SITE:
-        site.problems.append(f"The whole site would weigh {total / 1e6:.0f} MB, it may weigh {SITE / 1e6:.0f} MB")
+    if total > SITE_BYTES:
+        site.problems.append(f"The whole site would weigh {total / 1e6:.0f} MB, it may weigh {SITE_BYTES / 1e6:.0f} MB")
 
 
 def main(argv: list[str] | None = None) -> int:

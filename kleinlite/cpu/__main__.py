@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 
 import mlx.core as mx
 
 from . import attention, blas, blas_name, conv2d, exp, setup, silu, softmax
 
 
-def _ratio(own, theirs, *args, rounds: int = 7) -> float:
+def time_ratio(own: Callable, theirs: Callable, *args: mx.array, rounds: int = 7) -> float:
     """Best time of `own` / best time of `theirs`, taken in turns, because other work comes and goes."""
     best = [math.inf, math.inf]
     for turn in range(rounds + 1):
@@ -23,36 +25,35 @@ def _ratio(own, theirs, *args, rounds: int = 7) -> float:
     return best[0] / best[1]
 
 
+def print_row(title: str, own: Callable, theirs: Callable, *shapes: tuple[int, ...]) -> None:
+    """The three ratios of one operation on random arrays: forward, with its gradient, with its gradient compiled."""
+    args = [mx.random.normal(shape) for shape in shapes]
+    w = mx.random.normal(own(*args).shape)
+    mx.eval(args, w)
+    every = tuple(range(len(args)))
+    steps = [mx.value_and_grad(lambda *args, f=f: (f(*args) * w).sum(), every) for f in (own, theirs)]
+    ratios = time_ratio(own, theirs, *args), time_ratio(*steps, *args), time_ratio(*map(mx.compile, steps), *args)
+    print(f"{title:40}{ratios[0]:10.2f}{ratios[1]:12.2f}{ratios[2]:10.2f}", flush=True)
+
+
 def benchmark() -> None:
     """Print a table of ratios, time here / time of MLX's own operation: below 1 is faster."""
     print(f"time here / time of MLX's own operation ({blas_name() or 'no fast BLAS'}, {os.cpu_count()} cores)")
     print(f"{'':40}{'forward':>10}{'+ backward':>12}{'compiled':>10}")
-
-    def row(title, own, theirs, *shapes):
-        args = [mx.random.normal(shape) for shape in shapes]
-        w = mx.random.normal(own(*args).shape)
-        mx.eval(args, w)
-        every = tuple(range(len(args)))
-        steps = [mx.value_and_grad(lambda *args, f=f: (f(*args) * w).sum(), every) for f in (own, theirs)]
-        ratios = _ratio(own, theirs, *args), _ratio(*steps, *args), _ratio(*map(mx.compile, steps), *args)
-        print(f"{title:40}{ratios[0]:10.2f}{ratios[1]:12.2f}{ratios[2]:10.2f}", flush=True)
-
     large, small = (2048, 4096), (2176, 384)
-    row(f"exp {large}", exp, mx.exp, large)
-    row(f"softmax {large}", softmax, lambda x: mx.softmax(x, axis=-1), large)
+    print_row(f"exp {large}", exp, mx.exp, large)
+    print_row(f"softmax {large}", softmax, lambda x: mx.softmax(x, axis=-1), large)
     for shape in (small, large):
-        row(f"silu(a) * b {shape}", lambda a, b: silu(a) * b, lambda a, b: a * mx.sigmoid(a) * b, shape, shape)
+        gated, theirs = lambda a, b: silu(a) * b, lambda a, b: a * mx.sigmoid(a) * b
+        print_row(f"silu(a) * b {shape}", gated, theirs, shape, shape)
     for shape in ((32, 4, 68, 32), (8, 24, 256, 64)):
         for title, mask in (("", None), (" causal", mx.tri(shape[2]) > 0)):
-            kinds = [
-                lambda q, k, v, f=f, m=mask, s=shape[3] ** -0.5: f(q, k, v, scale=s, mask=m)
-                for f in (attention, mx.fast.scaled_dot_product_attention)
-            ]
-            row(f"attention {shape}{title}", *kinds, shape, shape, shape)
-    for shape, filters in (((1, 64, 64, 128), (128, 3, 3, 128)), ((1, 256, 256, 128), (128, 3, 3, 128))):
-        own, theirs = (lambda x, w, f=f: f(x, w, 1, 1) for f in (conv2d, mx.conv2d))
-        args = [mx.random.normal(shape), mx.random.normal(filters)]
-        print(f"{f'convolution {shape}':40}{_ratio(own, theirs, *args):10.2f}", flush=True)
+            how = {"scale": shape[3] ** -0.5, "mask": mask}
+            own, theirs = partial(attention, **how), partial(mx.fast.scaled_dot_product_attention, **how)
+            print_row(f"attention {shape}{title}", own, theirs, shape, shape, shape)
+    for shape in ((1, 64, 64, 128), (1, 256, 256, 128)):
+        args = mx.random.normal(shape), mx.random.normal((128, 3, 3, 128)), 1, 1
+        print(f"{f'convolution {shape}':40}{time_ratio(conv2d, mx.conv2d, *args):10.2f}", flush=True)
     if blas._original:
         a, b = mx.random.normal((256, 1024)), mx.random.normal((1024, 1024))
         mx.eval(a, b)
@@ -62,8 +63,7 @@ def benchmark() -> None:
             mx.eval(a @ b)
             blas._point_to(ours)
 
-        ratio = _ratio(mx.matmul, slow, a, b, rounds=3)
-        print(f"{'matrix product (256, 1024, 1024)':40}{ratio:10.3f}")
+        print(f"{'matrix product (256, 1024, 1024)':40}{time_ratio(mx.matmul, slow, a, b, rounds=3):10.3f}")
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def fingerprint(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def find_remembered(made: dict, picture: str | Path) -> list[tuple[Path, float]]:
+def find_recorded_loras(made: dict, picture: str | Path) -> list[tuple[Path, float]]:
     """The files with which a picture was made, from its metadata: bundled, here, or beside it. ValueError if not."""
     found = []
     for lora in made.get("loras", ()):

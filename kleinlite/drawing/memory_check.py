@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
+from ..autoencoder import AutoencoderConfig
 from ..memory import MemoryPlan, count_parameters, plan_memory
-from ..models.configs import RELEASED_AUTOENCODERS, RELEASED_CONFIGS
+from ..models.configs import RELEASED_AUTOENCODERS, RELEASED_CONFIGS, Config
 from ..models.families import network_of
 from ..models.formats import find_packing
 from ..models.opening import SMALL_PART_BYTES, Checkpoint
 from ..models.registry import MODELS
+from ..text_encoder import TextEncoderConfig
 
 __all__ = [
     "plan_checkpoint", "plan_released", "bits_per_weight", "machine_memory", "all_parts_fit", "check_memory",
@@ -30,10 +33,10 @@ def plan_checkpoint(
     """`plan_memory` for a model whose files are here; bits as its files have them if not given."""
     configs = [checkpoint.parts[part][0] for part in ("transformer", "text_encoder", "vae")]
     bits = bits or bits_per_weight(checkpoint)
-    return plan(*configs, width=width, height=height, bits=bits, references=references, b=b)
+    return plan_networks(*configs, width=width, height=height, bits=bits, references=references, b=b)
 
 
-def plan(cfg, text_cfg, vae_cfg, **request) -> MemoryPlan:
+def plan_networks(cfg: Config, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, **request: Any) -> MemoryPlan:
     """`plan_memory` with the networks of the model's own family."""
     return plan_memory(cfg, text_cfg, vae_cfg, networks=(network_of(cfg), network_of(vae_cfg)), **request)
 
@@ -44,7 +47,7 @@ def plan_released(name: str, *, width: int, height: int, quantize: int | str | N
     configs = *RELEASED_CONFIGS[model.size.name], RELEASED_AUTOENCODERS[model.size.name]
     stored = min(16, 8 * model.transformer_bytes / model.size.transformer_parameters), 16  # wider weights are cast
     bits = find_packing(quantize).bits_per_weight if quantize else stored
-    return plan(*configs, width=width, height=height, bits=bits)
+    return plan_networks(*configs, width=width, height=height, bits=bits)
 
 
 def bits_per_weight(checkpoint: Checkpoint) -> tuple[float, float]:

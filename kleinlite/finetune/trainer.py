@@ -40,7 +40,7 @@ SAMPLES = 4  # captions in the grid of samples, held-out ones first
 SAMPLE_STEPS, SAMPLE_GUIDANCE = 20, 4.0
 
 
-class Encoded:
+class EncodedExamples:
     """The examples as latents and features, a file each in a folder, worked out once and read when they are needed."""
 
     def __init__(self, klein: Klein, examples: Sequence[Example], folder: Path):
@@ -118,8 +118,8 @@ class LoraTrainer:
         self.folder = self.out.with_suffix(".training")
         self.captions = [example.caption for example in examples]
         self.rows, self.held_out = split_examples(len(examples), settings.held_out, settings.seed)
-        self.check_same(examples)
-        self.encoded = Encoded(klein, examples, self.folder / "encoded")
+        self.check_same_settings(examples)
+        self.encoded = EncodedExamples(klein, examples, self.folder / "encoded")
         self.net = klein.load("transformer")
         self.changes = new_changes(self.net, settings.rank, mx.random.key(settings.seed))
         attach(self.net, "new", self.changes)
@@ -132,7 +132,7 @@ class LoraTrainer:
         optimizer = optim.AdamW(learning_rate(settings.rate, settings.steps, warmup), weight_decay=1e-4)
         self.run = Run(self.folder / "state.safetensors", self.net, optimizer)
 
-    def check_same(self, examples: Sequence[Example]) -> None:
+    def check_same_settings(self, examples: Sequence[Example]) -> None:
         """Refuse to go on with another training's state; write down what this one is."""
         path, pixels = self.folder / "training.json", hashlib.sha256()
         for example in examples:
@@ -173,7 +173,7 @@ class LoraTrainer:
         return clean.astype(txt.dtype), references.astype(txt.dtype), txt, t, eps, *self.rope
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """With the moving average as the adapter's weights."""
         now = self.net.trainable_parameters()
         self.net.update(self.run.average)
@@ -184,15 +184,15 @@ class LoraTrainer:
 
     def report(self) -> str:
         """Write the adapter, the samples and the loss on held-out examples; the last in words, too."""
-        with self.averaged():
+        with self.averaged_weights():
             loss = self.validate()
-            write_adapter(self.out, self.changes, layout=self.settings.layout, trained=self.about())
+            write_adapter(self.out, self.changes, layout=self.settings.layout, trained=self.describe())
             self.draw_samples().save(self.folder / f"samples-{self.run.step:05}.png")
         with (self.folder / "held-out.csv").open("a", encoding="utf-8") as file:
             file.write(f"{self.run.step},{loss:.6f}\n")
         return f"held out {loss:.4f}"
 
-    def about(self) -> dict:
+    def describe(self) -> dict:
         s = self.settings
         return {"model": self.klein.info.name, "steps": self.run.step, "rank": s.rank, "pictures": len(self.rows)}
 

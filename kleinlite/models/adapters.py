@@ -1,6 +1,6 @@
 """Adapter files: LoRA, LoKr, LoHa and DoRA in every spelling that is about, read into changes of our matrices.
 
-A file is understood as a whole or refused: each name must find its place, each change must be complete, finite and of
+A file is understood as a whole or refused: each name must find its target, each change must be complete, finite and of
 the right shape, or one sentence names what is wrong and the model that the file seems to be for.
 """
 
@@ -44,17 +44,19 @@ BLOCKS = 100  # names are known for so many blocks; whether a model has them is 
 PREFIXES = re.compile(
     r"^(base_model\.model\.|(model\.)?diffusion_model\.|transformer\.|lora_unet_|lora_transformer_|lycoris_)+"
 )
-TEXT = re.compile(r"^(text_encoders?\.|lora_te\d?_|te\d_|lycoris_text|base_model\.model\.text_encoder)")
-PARTS = re.compile(
+TEXT_ENCODER = re.compile(r"^(text_encoders?\.|lora_te\d?_|te\d_|lycoris_text|base_model\.model\.text_encoder)")
+TENSOR_NAME = re.compile(
     r"\.(?:(?P<low>lora[_.](?:A|B|down|up|magnitude_vector))(?:\.\w+?)?(?:\.weight)?"
     r"|(?P<other>alpha|dora_scale|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]))$"
 )
-SAME = {"lora_A": "down", "lora_B": "up", "lora_down": "down", "lora_up": "up", "lora_magnitude_vector": "magnitude"}
-SAME |= {"dora_scale": "magnitude"}
+PART_NAMES = {
+    "lora_A": "down", "lora_B": "up", "lora_down": "down", "lora_up": "up", "lora_magnitude_vector": "magnitude",
+    "dora_scale": "magnitude",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Where a module of a file belongs: a matrix of ours, or a third of one, and whether its halves change places."""
 
     path: str
@@ -63,7 +65,7 @@ class Place:
 
 
 @cache
-def places() -> dict[str, Place]:
+def list_targets() -> dict[str, Target]:
     """Every name of every matrix, ours and the released folders', with `_` for `.`, and what it stands for."""
     numbers = range(BLOCKS)
     ours = [f"double_blocks.{i}.{name}" for i in numbers for name in DOUBLE] + [*OUTSIDE]
@@ -75,23 +77,23 @@ def places() -> dict[str, Place]:
     for path, rules in [*((path, TRANSFORMER_NAMES) for path in ours), *((path, Z_IMAGE_NAMES) for path in z_image)]:
         theirs = [name.removesuffix(".weight") for name in rename(f"{path}.weight", rules)]
         swapped = theirs == ["norm_out.linear"]
-        found[path] = Place(path)
-        found |= {name: Place(path, i if len(theirs) == 3 else None, swapped) for i, name in enumerate(theirs)}
+        found[path] = Target(path)
+        found |= {name: Target(path, i if len(theirs) == 3 else None, swapped) for i, name in enumerate(theirs)}
     for i in numbers:  # diffusers' names after it has fused the three
         for fused, stream in (("to_qkv", "img"), ("to_added_qkv", "txt")):
-            found[f"transformer_blocks.{i}.attn.{fused}"] = Place(f"double_blocks.{i}.{stream}_attn.qkv")
-    return {name.replace(".", "_"): place for name, place in found.items()}
+            found[f"transformer_blocks.{i}.attn.{fused}"] = Target(f"double_blocks.{i}.{stream}_attn.qkv")
+    return {name.replace(".", "_"): target for name, target in found.items()}
 
 
-def find_place(module: str) -> Place | None:
+def find_target(module: str) -> Target | None:
     """The matrix that a file means by this name, in any spelling."""
     name = re.sub(r"^sformer_blocks", "transformer_blocks", PREFIXES.sub("", module))
-    return places().get(name.replace(".", "_"))
+    return list_targets().get(name.replace(".", "_"))
 
 
 # ---------------------------------------------------------------- whose file it is
 
-SIGNS = {  # what only its names have
+DISTINCTIVE_NAMES = {  # what only its names have
     "FLUX.1": r"(img|txt)_mod[._]lin|single_blocks[._]\d+[._]modulation[._]lin|vector_in|ff\.net\.|ff_net_|proj_mlp|"
     r"single_transformer_blocks[._]\d+[._](attn[._]to_[qkv]|norm)\b",
     "FLUX.2 [dev]": r"guidance_in|guidance_embedder",
@@ -102,10 +104,10 @@ SIGNS = {  # what only its names have
 WIDTHS = {3072: "klein 4B", 4096: "klein 9B", 6144: "FLUX.2 [dev]", 3840: "Z-Image"}
 
 
-def family(modules: Iterable[str], width: int | None) -> str | None:
+def guess_family(modules: Iterable[str], width: int | None) -> str | None:
     """The model for which a file seems to be, by names that only one has, else by the width of its matrices."""
     modules = list(modules)
-    for name, signs in SIGNS.items():
+    for name, signs in DISTINCTIVE_NAMES.items():
         if any(re.search(signs, module) for module in modules):
             return name
     return WIDTHS.get(width)
@@ -126,28 +128,28 @@ class Adapter:
     @property
     def source(self) -> str:
         """What to call it by: the name of a bundled one, else the file's."""
-        return self.name if bundled().get(self.name) == self.path else self.path.name
+        return self.name if bundled_adapters().get(self.name) == self.path else self.path.name
 
     @property
     def width(self) -> int | None:
         """Columns of the matrices that read the stream, which is the width of the model."""
         readers = ("attn.qkv", "attention.qkv", "linear1", "mlp.0", "_modulation_img.lin")
-        found = (shape(parts) for name, parts in self.modules.items() if find_place(name).path.endswith(readers))
-        rows_and_columns = next(found, None)
-        return rows_and_columns and rows_and_columns[1]
+        found = [parts for name, parts in self.modules.items() if find_target(name).path.endswith(readers)]
+        size = change_shape(found[0]) if found else None
+        return size and size[1]
 
     @property
     def family(self) -> str | None:
-        return family(self.modules, self.width)
+        return guess_family(self.modules, self.width)
 
     def factor(self, module: str) -> float:
         """alpha / r: from the tensor, else the header, else 1."""
         parts = self.modules[module]
-        r = rank(parts)
+        r = find_rank(parts)
         if "alpha" in parts and r:
             return parts["alpha"].item() / r
         said = self.config if r else {}
-        alpha = pattern(said.get("alpha_pattern"), module, said.get("lora_alpha"))
+        alpha = match_pattern(said.get("alpha_pattern"), module, said.get("lora_alpha"))
         if alpha is None:
             return 1.0
         return alpha / (math.sqrt(r) if said.get("use_rslora") else r)
@@ -185,32 +187,32 @@ class Adapter:
     def changes(self, net: Transformer) -> dict[str, nn.Module]:
         """The changes of this model's matrices, by path. ValueError if they do not all fit. Nothing is attached yet."""
         layers, found = linear_layers(net), {}
-        if absent := [m for m in self.modules if find_place(m).path not in layers]:
+        if absent := [m for m in self.modules if find_target(m).path not in layers]:
             raise ValueError(
                 f"{self.path} changes blocks that this model does not have ({first_few(absent)}){self._hint()}."
             )
         for module in self.modules:
-            place = find_place(module)
-            thirds = found.setdefault(place.path, {})
-            if place.third in thirds or (thirds and None in (place.third, *thirds)):
-                raise ValueError(f"{self.path} changes {place.path} twice ({module}): write it again.")
-            thirds[place.third] = self._change(module, place, layers[place.path])
+            target = find_target(module)
+            thirds = found.setdefault(target.path, {})
+            if target.third in thirds or (thirds and None in (target.third, *thirds)):
+                raise ValueError(f"{self.path} changes {target.path} twice ({module}): write it again.")
+            thirds[target.third] = self._change(module, target, layers[target.path])
         return {path: thirds[None] if None in thirds else Rows(thirds, 3) for path, thirds in found.items()}
 
     def _hint(self) -> str:
         return f": it looks like an adapter for {self.family}" if self.family else ""
 
-    def _change(self, module: str, place: Place, layer: nn.Module) -> nn.Module:
+    def _change(self, module: str, target: Target, layer: nn.Module) -> nn.Module:
         """One module's tensors as a change of a matrix, or of a third of it."""
         parts, w = self.modules[module], matrix_shape(layer)
-        rows, cols = (w[0] // 3 if place.third is not None else w[0]), w[1]
-        if (there := shape(parts)) != (rows, cols):
+        rows, cols = (w[0] // 3 if target.third is not None else w[0]), w[1]
+        if (there := change_shape(parts)) != (rows, cols):
             told = f"a change of {there[0]} × {there[1]}" if there else "tensors that do not go together"
             sizes = ", ".join(f"{part} {tuple(a.shape)}" for part, a in parts.items() if a.ndim)
             raise ValueError(
                 f"{self.path}: {module} is {told} ({sizes}) and the matrix here is {rows} × {cols}{self._hint()}."
             )
-        if place.swapped:
+        if target.swapped:
             parts = swap_rows(self.path, parts)
         f = self.factor(module)
         if "up" in parts:
@@ -218,22 +220,22 @@ class Adapter:
             if "magnitude" not in parts:
                 return low
             whole = weight_of(layer)
-            return DoRA(low, parts["magnitude"], whole if place.third is None else mx.split(whole, 3)[place.third])
+            return DoRA(low, parts["magnitude"], whole if target.third is None else mx.split(whole, 3)[target.third])
         first, second = ([parts[name] for name in names] for names in factors(parts))
         return Hadamard(*first, *second, f) if "hada_w1_a" in parts else Kronecker(product(first), product(second), f)
 
 
-def describe(adapter: Adapter) -> dict[str, str]:
+def describe_adapter(adapter: Adapter) -> dict[str, str]:
     """What an adapter is, and what it would change, in words."""
     by_kind, blocks, matrices = {}, {"double": set(), "single": set()}, set()
     for module in adapter.modules:
-        path = find_place(module).path
+        path = find_target(module).path
         stream, number = re.match(r"(?:(double|single)_blocks\.(\d+)\.)?", path).groups()
         if stream:
             blocks[stream].add(int(number))
         matrices.add(path)
         by_kind.setdefault(re.sub(r"blocks\.\d+\.", "blocks.", path), []).append(path)
-    ranks = sorted({r for parts in adapter.modules.values() if (r := rank(parts))})
+    ranks = sorted({r for parts in adapter.modules.values() if (r := find_rank(parts))})
     factors = sorted({adapter.factor(module) for module in adapter.modules})
     numbers = sum(a.size for parts in adapter.modules.values() for a in parts.values())
     return {
@@ -249,10 +251,10 @@ def describe(adapter: Adapter) -> dict[str, str]:
     }
 
 
-def pattern(patterns: dict | None, module: str, otherwise):
+def match_pattern(patterns: dict[str, float] | None, module: str, default: float | None) -> float | None:
     """PEFT's exceptions: the value whose name, a regular expression, ends the module's name."""
     name = PREFIXES.sub("", module)
-    return next((v for k, v in (patterns or {}).items() if re.match(rf"(.*\.)?({k})$", name)), otherwise)
+    return next((v for k, v in (patterns or {}).items() if re.match(rf"(.*\.)?({k})$", name)), default)
 
 
 def factors(parts: dict[str, mx.array]) -> list[tuple[str, ...]]:
@@ -273,7 +275,7 @@ def kind_of(parts: dict[str, mx.array]) -> str:
     return "DoRA" if "magnitude" in parts else "LoRA"
 
 
-def rank(parts: dict[str, mx.array]) -> int | None:
+def find_rank(parts: dict[str, mx.array]) -> int | None:
     """The number that alpha is divided by; None for a LoKr with both factors whole, whose alpha means nothing."""
     pairs = [names for names in factors(parts) if len(names) == 2]
     return parts[pairs[-1][1]].shape[0] if pairs else None
@@ -284,7 +286,7 @@ def product(matrices: list[mx.array]) -> mx.array:
     return matrices[0] if len(matrices) == 1 else matrices[0].astype(mx.float32) @ matrices[1].astype(mx.float32)
 
 
-def shape(parts: dict[str, mx.array]) -> tuple[int, int] | None:
+def change_shape(parts: dict[str, mx.array]) -> tuple[int, int] | None:
     """Rows and columns of the change; None if its tensors do not fit each other."""
     shapes = [[parts[name].shape for name in names] for names in factors(parts)]
     if any(len(size) != 2 for sizes in shapes for size in sizes):
@@ -301,7 +303,7 @@ def shape(parts: dict[str, mx.array]) -> tuple[int, int] | None:
 
 
 def swap_rows(path: Path, parts: dict[str, mx.array]) -> dict[str, mx.array]:
-    """The two halves of the change's rows in each other's place: only what has rows, never the side of the columns."""
+    """The two halves of the change's rows in each other's target: only what has rows, never the side of the columns."""
     sides = [names[0] for names in factors(parts)]
     if kind_of(parts) == "LoKr":
         del sides[1]  # the rows of the first factor are blocks of whole rows
@@ -315,14 +317,14 @@ def swap_rows(path: Path, parts: dict[str, mx.array]) -> dict[str, mx.array]:
 # ---------------------------------------------------------------- reading
 
 
-def bundled() -> dict[str, Path]:
+def bundled_adapters() -> dict[str, Path]:
     """The adapters that come with nano, by name."""
     folder = Path(str(files("kleinlite"))) / "nano" / "loras"
     return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
 
 
 def find_adapter(name: str | Path) -> Path:
-    return Path(name) if Path(name).exists() else bundled().get(str(name), Path(name))
+    return Path(name) if Path(name).exists() else bundled_adapters().get(str(name), Path(name))
 
 
 def open_adapter(path: str | Path) -> Adapter:
@@ -332,7 +334,7 @@ def open_adapter(path: str | Path) -> Adapter:
     """
     path = find_adapter(path)
     if not path.is_file():
-        known = ", ".join(bundled())
+        known = ", ".join(bundled_adapters())
         raise FileNotFoundError(
             f"There is no file {path}: name a .safetensors file, or one that comes with nano: {known}."
         )
@@ -340,12 +342,12 @@ def open_adapter(path: str | Path) -> Adapter:
     arrays, metadata = mx.load(str(path), return_metadata=True)
     modules, unknown_names = {}, []
     for name, a in sorted(arrays.items()):
-        found = PARTS.search(name)
+        found = TENSOR_NAME.search(name)
         if found is None:
             unknown_names.append(name)
             continue
         part = (found["low"] or found["other"]).replace(".", "_")
-        modules.setdefault(name[: found.start()], {})[SAME.get(part, part)] = a
+        modules.setdefault(name[: found.start()], {})[PART_NAMES.get(part, part)] = a
     modules = {name: parts for name, parts in modules.items() if not is_duplicate(name, modules)}
     check_names(path, arrays, modules, unknown_names)
     for module, parts in modules.items():
@@ -371,13 +373,13 @@ def check_names(path: Path, arrays: dict, modules: dict, unknown_names: list[str
         what = "whole weights, not an adapter: it is for from_pretrained itself, or --model" if any(
             name.endswith(".weight") for name in arrays) else "nothing of an adapter"  # fmt: skip
         raise ValueError(f"{path} holds {what} ({first_few(arrays)}).")
-    if text := [name for name in modules if TEXT.match(name)]:
+    if text := [name for name in modules if TEXT_ENCODER.match(name)]:
         raise ValueError(
             f"{path} changes a text encoder ({first_few(text)}), which no adapter of klein does: it is another model's."
         )
-    unknown = [name for name in modules if find_place(name) is None]
+    unknown = [name for name in modules if find_target(name) is None]
     if unknown or unknown_names:
-        who = family(list(modules) + unknown_names, None)
+        who = guess_family(list(modules) + unknown_names, None)
         looks = f"it looks like an adapter for {who}" if who else "is it another model's?"
         raise ValueError(f"{path} has names that klein does not know ({first_few(unknown + unknown_names)}): {looks}.")
 

@@ -213,12 +213,12 @@ def count_numbered(names: Iterable[str], pattern: str) -> int:
     return 1 + max((int(m[1]) for name in names if (m := re.match(pattern, name))), default=-1)
 
 
-Z_IMAGE_SIGN = "layers.0.adaLN_modulation.0.weight"  # a tensor that only the transformers of this family have
+Z_IMAGE_TENSOR = "layers.0.adaLN_modulation.0.weight"  # a tensor that only the transformers of this family have
 
 
 def infer_transformer_config(shapes: dict[str, list[int]]) -> TransformerConfig | ZImageConfig:
     """A transformer's numbers from the shapes in a single file."""
-    if Z_IMAGE_SIGN in shapes:
+    if Z_IMAGE_TENSOR in shapes:
         d, d_latent = shapes["x_embedder.weight"][0], shapes["x_embedder.weight"][1]
         hd = shapes["layers.0.attention.q_norm.weight"][0]
         return ZImageConfig(
@@ -308,11 +308,11 @@ def format_model_index(cfg: TextEncoderConfig, distilled: bool) -> dict:
 # ---------------------------------------------------------------- other models
 
 
-SIGNS = {  # tensors and words that only these models have
+DISTINCTIVE_NAMES = {  # tensors and words that only these models have
     "FLUX.1": ("vector_in.in_layer.weight", "double_blocks.0.img_mod.lin.weight", "pooled_projection_dim"),
     "FLUX.2 [dev]": ("guidance_in.in_layer.weight", "time_guidance_embed.guidance_embedder.linear_1.weight"),
 }
-CLASSES = {
+OTHER_CLASSES = {
     "FluxPipeline": "FLUX.1",
     "FluxTransformer2DModel": "FLUX.1",
     "Flux2Pipeline": "FLUX.2 [dev]",
@@ -322,13 +322,13 @@ CLASSES = {
 
 def unsupported_model(found: dict) -> str | None:
     """The name of another model whose index, config or header this is; None if it may be one of ours."""
-    who = next((who for who, signs in SIGNS.items() if any(sign in found for sign in signs)), None)
+    who = next((who for who, signs in DISTINCTIVE_NAMES.items() if any(sign in found for sign in signs)), None)
     architectures = found.get("architectures")
     for name in (found.get("_class_name"), *(architectures if isinstance(architectures, list) else ())):
         if isinstance(name, str):
             known = ("Flux2Klein", "Flux2Transformer", "AutoencoderKLFlux2", "Qwen", "ZImage")
             known += ("AutoencoderKL",) * ("scaling_factor" in found)  # Z-Image's, which is FLUX.1's
-            who = who or CLASSES.get(name) or (None if name.startswith(known) else f"a {printable(name)[:60]}")
+            who = who or OTHER_CLASSES.get(name) or (None if name.startswith(known) else f"a {printable(name)[:60]}")
     if found.get("joint_attention_dim") == 15360 or found.get("num_single_layers") == 48:
         who = "FLUX.2 [dev]"
     return who

@@ -36,53 +36,53 @@ SUFFIXES = (".json", ".safetensors", ".txt", ".jinja")
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository, and what we need of it."""
+    """A repository, and what we need of it: a model's folder, or these files of its root alone."""
 
     repo: str
-    need: str  # "folder": a model; "parts": one without the transformer's weights; else files of the root, by name
+    files: tuple[str, ...] = ()
+    transformer: bool = True  # whether the transformer's weights are wanted, too
 
     def needs(self, file: str) -> bool:
         """Whether we take this file."""
-        if self.need not in ("folder", "parts"):
-            return file in self.need.split()
-        weights = file.startswith("transformer/") and file != "transformer/config.json"
         folder, _, name = file.rpartition("/")
-        plain = re.fullmatch(r"[\w.-]+", name, re.ASCII)  # a hub may list any name
-        ours = file == "model_index.json" or (folder in FOLDERS and name.endswith(SUFFIXES) and plain)
-        return bool(ours) and not (weights and self.need == "parts")
+        if self.files or not folder:
+            return file in (self.files or ["model_index.json"])
+        wanted = self.transformer or folder != "transformer" or name == "config.json"
+        named = re.fullmatch(r"[\w.-]+", name, re.ASCII)  # a hub may list any name
+        return bool(wanted and named and folder in FOLDERS and name.endswith(SUFFIXES))
 
     def missing_files(self, files: Collection[str]) -> list[str]:
-        """What must be there and is not, of a list of file names."""
-        if self.need not in ("folder", "parts"):
-            return [file for file in self.need.split() if file not in files]
+        """What must be there and is not, of a list of file names; a folder where all of it is missing."""
+        weighty = PARTS if self.transformer else [part for part in PARTS if part != "transformer"]
         needed = ["model_index.json", *(f"{part}/config.json" for part in PARTS), "tokenizer/tokenizer.json"]
-        needed += [f"{part}/*.safetensors" for part in PARTS if (part, self.need) != ("transformer", "parts")]
-        absent = [pattern for pattern in needed if not any(fnmatch(file, pattern) for file in files)]
-        folders = {file.split("/")[0] for file in files}
-        names = [f"{a.split('/')[0]}/" if "/" in a and a.split("/")[0] not in folders else a for a in absent]
-        return list(dict.fromkeys(names))
+        needed += [f"{part}/*.safetensors" for part in weighty]
+        absent = [pattern for pattern in self.files or needed if not any(fnmatch(file, pattern) for file in files)]
+        here = {file.partition("/")[0] for file in files}
+        folder = lambda file: file.partition("/")[0]
+        return list(dict.fromkeys(f"{folder(a)}/" if "/" in a and folder(a) not in here else a for a in absent))
 
 
 def required_repositories(name: str) -> list[Repository]:
     """The repositories of a model, the one that has the transformer first. Raises ValueError for what is no name."""
     if name.lower() == SMALL_DECODER:
-        return [Repository(SMALL_DECODER_REPO, "config.json diffusion_pytorch_model.safetensors")]
+        return [Repository(SMALL_DECODER_REPO, ("config.json", "diffusion_pytorch_model.safetensors"))]
     model = find_released(name)
+    if model and model.parts_from:
+        return [Repository(model.repo, (model.file,)), Repository(MODELS[model.parts_from].repo, transformer=False)]
     if model:
-        first = Repository(model.repo, model.file or "folder")
-        return [first, Repository(MODELS[model.parts_from].repo, "parts")] if model.parts_from else [first]
+        return [Repository(model.repo)]
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
         raise ValueError(
             f"There is no model, folder or file called {name!r}. Known models: {', '.join([*BUNDLED, *MODELS])}; or "
             "give a hub repository (owner/name), a folder in the released layout, or a .safetensors file."
         )
-    return [Repository(name, "folder")]
+    return [Repository(name)]
 
 
 # ---------------------------------------------------------------- what is on this machine
 
 
-def is_damaged(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """Why a file cannot be used, if it is one of weights and damaged."""
     try:
         if path.suffix == ".safetensors":
@@ -103,7 +103,7 @@ def missing_files(folder: Path, repository: Repository) -> list[str]:
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
                 shards = json.loads((folder / file).read_text(encoding="utf-8"))["weight_map"].values()
                 missing += sorted({f"{file.partition('/')[0]}/{shard}" for shard in shards} - here)
-        elif is_damaged(folder / file):
+        elif find_damage(folder / file):
             missing.append(file)
     return missing
 
@@ -112,9 +112,8 @@ def cached_folder(repository: Repository) -> Path | None:
     """The folder of a repository's files on this machine, complete or not; None if there is none."""
     from huggingface_hub import try_to_load_from_cache
 
-    first = "model_index.json" if repository.need in ("folder", "parts") else repository.need.split()[0]
     with explain_errors(repository.repo):
-        found = try_to_load_from_cache(repository.repo, first)
+        found = try_to_load_from_cache(repository.repo, (*repository.files, "model_index.json")[0])
     return Path(found).parent if isinstance(found, str) else None
 
 
@@ -148,7 +147,7 @@ def fetch_parts(name: str, *, offline: bool = False) -> Path:
 
     For a model that is one file this is the folder of another: "4b-fp8" → that of "4b".
     """
-    return fetch_repositories(name, [Repository(required_repositories(name)[-1].repo, "parts")], offline)[0]
+    return fetch_repositories(name, [Repository(required_repositories(name)[-1].repo, transformer=False)], offline)[0]
 
 
 def fetch_repositories(name: str, repositories: list[Repository], offline: bool) -> list[Path]:
@@ -187,8 +186,8 @@ class RemoteFile:
         """Where it is, or will be, in the cache."""
         return cache_folder(self.repository.repo) / "snapshots" / self.commit / self.name
 
-    def is_here(self) -> bool:
-        return self.path.is_file() and not is_damaged(self.path)
+    def is_cached(self) -> bool:
+        return self.path.is_file() and not find_damage(self.path)
 
 
 @dataclass(frozen=True)
@@ -203,26 +202,27 @@ class DownloadPlan:
 
     def __str__(self) -> str:
         lines = [f"{self.name}: licence {self.license}{', gated' if self.gated else ''}"]
-
-        def row(what: str, files: list[RemoteFile]) -> str:
-            size, here = sum(f.nbytes for f in files), sum(f.nbytes for f in files if f not in self.missing)
-            note = f", of which {format_bytes(here)} here already" if here else ""
-            return f"  {what:18}{len(files):3} {'file ' if len(files) == 1 else 'files'}{format_bytes(size):>12}{note}"
-
         for repository in dict.fromkeys(file.repository for file in self.files):
-            files = [file for file in self.files if file.repository == repository]
             lines.append(f"{repository.repo} → {cache_folder(repository.repo)}")
-            for folder in dict.fromkeys(file.name.partition("/")[0] for file in files):
-                inside = [file for file in files if file.name.partition("/")[0] == folder]
-                lines.append(row(f"{folder}/" if folder in FOLDERS else folder, inside))
-        return "\n".join([*lines, row("in all", self.files)])
+            places: dict[str, list[RemoteFile]] = {}
+            for file in self.files:
+                if file.repository == repository:
+                    folder, slash, _ = file.name.rpartition("/")
+                    places.setdefault(f"{folder}/" if slash else file.name, []).append(file)
+            lines += [self._format_row(place, files) for place, files in places.items()]
+        return "\n".join([*lines, self._format_row("in all", self.files)])
+
+    def _format_row(self, what: str, files: list[RemoteFile]) -> str:
+        size, here = sum(f.nbytes for f in files), sum(f.nbytes for f in files if f not in self.missing)
+        note = f", of which {format_bytes(here)} here already" if here else ""
+        return f"  {what:18}{len(files):3} {'file ' if len(files) == 1 else 'files'}{format_bytes(size):>12}{note}"
 
 
 def format_bytes(count: int) -> str:
     """10,000,000 → 10.0 MB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size, digits in (("GB", 1e9, 2), ("MB", 1e6, 1), ("kB", 1e3, 1)):
         if count >= size:
-            return f"{count / size:.{2 if unit == 'GB' else 1}f} {unit}"
+            return f"{count / size:.{digits}f} {unit}"
     return f"{count} bytes"
 
 
@@ -248,7 +248,7 @@ def plan_download(name: str, repositories: list[Repository]) -> DownloadPlan:
         for folder in (*FOLDERS, ""):
             inside = {file: found for file, found in needed.items() if file.rpartition("/")[0] == folder}
             files += [RemoteFile(repository, file, *found, remote.commit) for file, found in inside.items()]
-    model, missing = find_released(name), [file for file in files if not file.is_here()]
+    model, missing = find_released(name), [file for file in files if not file.is_cached()]
     license = model.size.license if model else remotes[0].license
     return DownloadPlan(name, files, missing, license, any(remote.gated for remote in remotes))
 
@@ -266,7 +266,7 @@ def download_model(name: str, repositories: list[Repository] | None = None) -> l
         print(plan, file=sys.stderr)
         check_disk_space(plan.missing)
     for file in plan.missing:
-        damaged = file.path.is_file() and not file.is_here()
+        damaged = file.path.is_file() and not file.is_cached()
         with explain_errors(file.repository.repo), checked_answers(file.nbytes):
             hf_hub_download(file.repository.repo, file.name, revision=file.commit, force_download=damaged)
         check_arrived(file)
@@ -282,18 +282,24 @@ def download_model(name: str, repositories: list[Repository] | None = None) -> l
 
 def check_arrived(file: RemoteFile) -> None:
     """Refuse and remove a file that is not what the hub announced, or that lies damaged on the hub."""
-    digest = hashlib.sha256()
-    with file.path.open("rb") as f:
-        while file.sha256 and (block := f.read(1 << 20)):
-            digest.update(block)
-    changed = file.sha256 and digest.hexdigest() != file.sha256
-    why = f"{file.name} of {file.repository.repo} did not arrive as it is on the hub, and was removed: try again."
-    if not changed and (damage := is_damaged(file.path)):
+    if file.sha256 and hash_file(file.path) != file.sha256:
+        why = f"{file.name} of {file.repository.repo} did not arrive as it is on the hub, and was removed: try again."
+    elif damage := find_damage(file.path):
         why = f"{file.name} came damaged from {file.repository.repo} and was removed: {damage}"
-    if changed or damage:
-        for path in (file.path.resolve(), file.path):
-            path.unlink(missing_ok=True)
-        raise ValueError(why)
+    else:
+        return
+    for path in (file.path.resolve(), file.path):
+        path.unlink(missing_ok=True)
+    raise ValueError(why)
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file of any size."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def check_disk_space(files: list[RemoteFile]) -> None:

@@ -72,12 +72,12 @@ def assemble(
                 arrays[name] = from_nvfp4(codes, scale, second, swizzled)
             else:
                 scale = mx.array(1.0) if scale is None else scale
-                tensors = {"weight": codes, "scales": one_per_row(scale, len(codes))}
+                tensors = {"weight": codes, "scales": scale_per_row(scale, len(codes))}
                 arrays[name] = Packed(tensors, Packing("fp8", 8))
     return arrays
 
 
-def one_per_row(scale: mx.array, rows: int) -> mx.array:
+def scale_per_row(scale: mx.array, rows: int) -> mx.array:
     """One number for a matrix, or one per row → (rows, 1), float32."""
     return mx.broadcast_to(scale.astype(mx.float32).reshape(-1, 1), (rows, 1))
 
@@ -91,7 +91,7 @@ def from_nvfp4(codes: mx.array, scales: mx.array, second: mx.array | None, swizz
     if swizzled:
         codes, scales = swap_nibbles(codes), mx.contiguous(unswizzle(scales, rows, columns))
     second = mx.array(1.0) if second is None else second
-    tensors = {"weight": codes.view(mx.uint32), "scales": scales, "global_scale": one_per_row(second, rows)}
+    tensors = {"weight": codes.view(mx.uint32), "scales": scales, "global_scale": scale_per_row(second, rows)}
     return Packed(tensors, PACKINGS["nvfp4"])
 
 

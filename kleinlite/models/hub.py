@@ -12,9 +12,13 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import printable
+
+if TYPE_CHECKING:
+    import httpx
+    from huggingface_hub import ModelInfo
 
 HUB = "https://huggingface.co"
 LONGEST_WAIT = 60  # seconds that the hub may ask us to wait
@@ -38,14 +42,14 @@ def ask_hub(repo: str) -> RemoteRepository:
     with explain_errors(repo), checked_answers(LARGEST_ANSWER):
         try:
             info = HfApi().model_info(repo, files_metadata=True, timeout=LONGEST_WAIT)
-            return understand(info)
+            return parse_model_info(info)
         except (TypeError, LookupError, AttributeError, RecursionError, ValueError) as error:
             if is_from_library(error):
                 raise
             raise ConnectionError("its answer is not what a hub says about a repository") from None
 
 
-def understand(info) -> RemoteRepository:
+def parse_model_info(info: ModelInfo) -> RemoteRepository:
     """What we need of `HfApi.model_info`. Raises one of many errors where it is not what it should be."""
     files = {}
     for sibling in info.siblings:
@@ -129,13 +133,13 @@ def checked_answers(limit: int) -> Iterator[None]:
         LIMIT.reset(token)
 
 
-def ask_for_plain_bytes(request) -> None:
+def ask_for_plain_bytes(request: httpx.Request) -> None:
     """No compressed bodies: what is announced is what comes."""
     if LIMIT.get() is not None:
         request.headers["Accept-Encoding"] = "identity"
 
 
-def check_answer(response) -> None:
+def check_answer(response: httpx.Response) -> None:
     """Refuse an answer before its body is read. Raises ConnectionError with half a sentence."""
     headers, limit = response.headers, LIMIT.get()
     if limit is None:
@@ -155,10 +159,10 @@ def check_answer(response) -> None:
     if response.request.method == "GET":
         if int(headers.get("Content-Length", 0)) > limit:
             raise ConnectionError(f"it sends {headers['Content-Length']} bytes where {limit} were announced")
-        response.iter_bytes = at_most(limit, response.iter_bytes)
+        response.iter_bytes = limit_bytes(limit, response.iter_bytes)
 
 
-def at_most(limit: int, iter_bytes: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes]]:
+def limit_bytes(limit: int, iter_bytes: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes]]:
     """A body of which no more than `limit` bytes are taken, counted after unpacking, should it come packed."""
 
     def limited(*args, **kwargs) -> Iterator[bytes]:

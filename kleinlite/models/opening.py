@@ -126,10 +126,9 @@ def read_model_info(
     file, distilled = paths["transformer"], index.get("is_distilled", False)
     if file.is_file() and "klein" in file.name.lower():
         distilled = "base" not in file.name.lower()
-    called = [Path(name).name, file.name] if file.is_file() else [Path(name).name, folder.name]
-    kv = any(re.search(r"-kv\b", x.lower()) for x in called)
-    if file.is_dir():
-        kv = kv or index.get("_class_name") == "Flux2KleinKVPipeline"
+    names = Path(name).name, file.name if file.is_file() else folder.name
+    kv = any(re.search(r"-kv\b", name.lower()) for name in names)
+    kv = kv or (file.is_dir() and index.get("_class_name") == "Flux2KleinKVPipeline")
     return ModelInfo(name, distilled, size, tokens, kv, cfg.d_latent, family)
 
 
@@ -180,14 +179,14 @@ def check_parts(
             f"The transformer in {folder} is the {size}, which reads {right}, and the text encoder is {wrong}, which "
             f"belongs to the {its_size}: take both from one model, for example parts={size.lower()!r}."
         )
-    misfits = [
+    for what, wanted, but, there in (
         ("transformer reads", cfg.d_text, "text features per token and the text encoder gives", text_width),
         ("transformer works on", cfg.d_latent, "latent channels and the autoencoder makes", latent),
-    ]
-    for what, wanted, but, there in misfits:
+    ):
         if wanted != there:
             raise ValueError(f"The {what} {wanted} {but} {there}: the parts in {folder} belong to different models.")
-    highest = highest_id(tokenizer)
+    # All ids that it can give, added tokens and those around every text included.
+    highest = max(*tokenizer.get_vocab(with_added_tokens=True).values(), *tokenizer.encode("a").ids)
     if max(text_cfg.taps) > text_cfg.layers or highest >= text_cfg.vocab:
         raise ValueError(
             f"The text encoder in {folder} has {text_cfg.layers} layers and {text_cfg.vocab} tokens; model_index.json "
@@ -195,16 +194,11 @@ def check_parts(
         )
 
 
-def highest_id(tokenizer: Tokenizer) -> int:
-    """The highest token id that a tokenizer can give, added tokens and those around every text included."""
-    return max(*tokenizer.get_vocab(with_added_tokens=True).values(), *tokenizer.encode("a").ids)
-
-
 # ---------------------------------------------------------------- weights
 
 
 # A counter of the batch norm, and a norm that nobody applies, in some files of Z-Image.
-NO_WEIGHTS = ("num_batches_tracked", "norm_final.weight")
+UNUSED_TENSORS = ("num_batches_tracked", "norm_final.weight")
 
 
 def place_weights(
@@ -216,7 +210,7 @@ def place_weights(
     """
     prefix = "model.diffusion_model."
     arrays = {name.removeprefix(prefix): w for name, w in arrays.items()}
-    arrays = {name: w for name, w in arrays.items() if not name.endswith(NO_WEIGHTS)}
+    arrays = {name: w for name, w in arrays.items() if not name.endswith(UNUSED_TENSORS)}
     ours = dict(tree_flatten(module.parameters()))
     theirs = [rename(name, rules) for name in ours]
     if sum(name in arrays for name in ours) > sum(all(name in arrays for name in names) for names in theirs):
@@ -274,7 +268,7 @@ def check_packed(weights: dict[str, mx.array | Packed]) -> None:
                 )
 
 
-def is_wide(w: mx.array | Packed) -> bool:
+def is_float32_matrix(w: mx.array | Packed) -> bool:
     """Is this a matrix in float32, as in Z-Image's files? All other released models are in bfloat16 or less."""
     return isinstance(w, mx.array) and w.ndim == 2 and w.dtype == mx.float32
 
@@ -310,41 +304,41 @@ class Checkpoint:
 
     def load_autoencoder(self) -> Autoencoder:
         """In float32 as in the makers' own code, and never packed: it is small, and bfloat16 leaves bands in skies."""
-        cfg, path = self.parts["vae"]
-        return load_part(network_of(cfg)(cfg), path, AUTOENCODER_NAMES, mx.float32)
+        return load_weights(*self._match_weights("vae"), mx.float32)
 
     def _load(self, part: str) -> nn.Module:
-        module, weights = self._place(part)
+        module, weights = self._match_weights(part)
         keep = self.packing is not None or self.nbytes(part) >= SMALL_PART_BYTES
         load_weights(module, weights, self.dtype, keep)
         del weights  # so that a matrix is forgotten once it is packed
         if self.packing:
             return pack_module(module, self.packing, self.dtype)
-        if keep and any(is_wide(w) for w in load_arrays(self.parts[part][1]).values()):
+        if keep and any(is_float32_matrix(w) for w in load_arrays(self.parts[part][1]).values()):
             for _, w in tree_flatten(module.parameters()):
                 mx.eval(w)  # cast one after the other: never all of them in two widths
         return module
 
     def weights(self, part: str) -> dict[str, mx.array | Packed]:
         """What belongs into a part, under our names, as stored and not yet read."""
-        return self._place(part)[1]
+        return self._match_weights(part)[1]
 
-    def _place(self, part: str) -> tuple[nn.Module, dict[str, mx.array | Packed]]:
+    def _match_weights(self, part: str) -> tuple[nn.Module, dict[str, mx.array | Packed]]:
         """A part with the weights that belong into it, none of them read."""
         cfg, path = self.parts[part]
+        arrays = load_arrays(path)
         if part == "vae":
             module = network_of(cfg)(cfg)
-            return module, place_weights(module, load_arrays(path), AUTOENCODER_NAMES)
-        arrays = assemble(load_arrays(path), read_metadata(path), read_packing(path))
+            return module, place_weights(module, arrays, AUTOENCODER_NAMES)
+        arrays = assemble(arrays, read_metadata(path), read_packing(path))
         if self.nbytes(part) >= SMALL_PART_BYTES:
-            arrays = {name: w.astype(mx.bfloat16) if is_wide(w) else w for name, w in arrays.items()}
+            arrays = {name: w.astype(mx.bfloat16) if is_float32_matrix(w) else w for name, w in arrays.items()}
         if part == "transformer":
-            module = network_of(cfg)(cfg)
-            return module, place_weights(module, arrays, family_of(cfg).transformer_names)
-        module = TextEncoder(replace(cfg, layers=max(cfg.taps), tied=True))
-        del module.norm  # it comes after the last layer
-        arrays = {name: w for name, w in arrays.items() if not only_for_language(name, max(cfg.taps))}
-        return module, place_weights(module, arrays, TEXT_ENCODER_NAMES)
+            module, rules = network_of(cfg)(cfg), family_of(cfg).transformer_names
+        else:
+            module, rules = TextEncoder(replace(cfg, layers=max(cfg.taps), tied=True)), TEXT_ENCODER_NAMES
+            del module.norm  # it comes after the last layer
+            arrays = {name: w for name, w in arrays.items() if not only_for_language(name, max(cfg.taps))}
+        return module, place_weights(module, arrays, rules)
 
     def nbytes(self, part: str) -> int:
         """Bytes of a part's weights on disk."""

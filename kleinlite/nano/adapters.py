@@ -12,17 +12,13 @@ import mlx.core as mx
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from ..pipeline import Klein
-from ..scenes import BACKGROUNDS, COLOURS, RELATIONS, SHAPES, Scene, Thing, captions, draw, sample
+from ..scenes import BACKGROUNDS, CENTRES, COLOURS, RELATIONS, SHAPES, Scene, Thing, captions, draw, sample
 from .judge import array
 
 SIZE = 96
-CENTRES = {"centre": (0.5, 0.5), "top": (0.5, 0.27), "bottom": (0.5, 0.73), "left": (0.27, 0.5), "right": (0.73, 0.5)}
 WHERE = {
-    "above": ("top", "bottom"),
-    "below": ("bottom", "top"),
-    "left of": ("left", "right"),
-    "right of": ("right", "left"),
-}
+    "above": ("top", "bottom"), "below": ("bottom", "top"), "left of": ("left", "right"), "right of": ("right", "left"),
+}  # fmt: skip
 AT = {"centre": "", "top": " at the top", "bottom": " at the bottom", "left": " on the left", "right": " on the right"}
 INKS = [colour for colour in COLOURS if colour != "white"]  # white could stand on white
 

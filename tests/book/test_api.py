@@ -21,7 +21,7 @@ NOTEBOOKS = ROOT / "notebooks"
 
 @pytest.fixture(scope="module")
 def reference() -> str:
-    return api.reference(ROOT / "kleinlite")
+    return api.render_reference(ROOT / "kleinlite")
 
 
 def test_klein_comes_first_and_is_complete(reference):
@@ -70,7 +70,7 @@ def signature(code: str) -> str:
     module = griffe.visit("module", filepath=Path("module.py"), code=code, lines_collection=LINES)
     LINES[Path("module.py")] = code.splitlines()
     ((name, definition),) = module.members.items()
-    return api.head(definition, name)
+    return api.format_definition(definition, name)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_docstrings_become_markdown():
 
         indented
     """
-    text = api.markdown(doc, {"other": "m-other"}, ("steps", "seed"))
+    text = api.to_markdown(doc, {"other": "m-other"}, ("steps", "seed"))
     assert text.split("\n\n") == [
         r"Turns x\_0\*2 into \<b\>; see [`other`](#m-other) and `that`.",
         "- <code>steps, seed</code>: whole numbers\n  that count.\n- Raises ValueError otherwise.",

@@ -38,8 +38,8 @@ def shown(**data) -> dict:
 
 def cleaned(*cells: dict) -> list[dict]:
     book = {"cells": list(cells), "metadata": {"widgets": {"state": 1}}, "nbformat": 4, "nbformat_minor": 2}
-    result = notebooks.clean(book)
-    assert notebooks.clean(result) == result, "cleaning twice changes nothing"
+    result = notebooks.clean_notebook(book)
+    assert notebooks.clean_notebook(result) == result, "cleaning twice changes nothing"
     assert result["metadata"] == {"kernelspec": notebooks.KERNEL, "language_info": {"name": "python"}}
     return result["cells"]
 
@@ -158,7 +158,7 @@ def test_a_notebook_that_fails_is_left_as_it_was(tmp_path, capsys):
 def test_the_book_is_stored_clean(path):
     text = path.read_text("utf-8")
     book = json.loads(text)
-    assert text == notebooks.to_json(notebooks.clean(book)), "run `make clean-notebooks`"
+    assert text == notebooks.to_json(notebooks.clean_notebook(book)), "run `make clean-notebooks`"
     written = [cell for cell in book["cells"] if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
     to_run = [(i, c) for i, c in enumerate(written, start=1) if "nbval-skip" not in notebooks.tags_of(c)]
     missing = [i for i, cell in to_run if not cell["execution_count"]]

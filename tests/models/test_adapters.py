@@ -23,7 +23,7 @@ from kleinlite.lora import (
     train_only,
     velocity_loss,
 )
-from kleinlite.models.adapters import bundled, find_place, open_adapter, places, write_adapter
+from kleinlite.models.adapters import bundled_adapters, find_target, list_targets, open_adapter, write_adapter
 from kleinlite.models.configs import parse_transformer_config
 from kleinlite.models.names import TRANSFORMER_NAMES
 from kleinlite.models.opening import load_part
@@ -173,7 +173,7 @@ def check_gradients(g: Golden, grads: dict, case: str) -> None:
     assert wanted
     for name in wanted:
         module, _, part = name.removeprefix(f"{case}.grad.").removesuffix(".weight").rpartition(".lora_")
-        place = find_place(module)
+        place = find_target(module)
         third = "" if place.third is None else f"pieces.{place.third}."
         got, want = grads[f"{place.path}.changes.x.{third}{part.lower()}"], g.expected[name]
         assert apart(got, want) < 1e-4 * mx.abs(want).max().item(), name
@@ -201,14 +201,14 @@ def test_where_training_begins_only_b_has_a_gradient(where):
 
 def test_no_two_names_look_the_same():
     """Underscored, the names of different matrices must stay different: kohya's files have no others."""
-    ours = {(place.path, place.third) for place in places().values()}
-    assert len({name for name in places() if name.startswith(("double_blocks_", "single_blocks_"))}) == 100 * 10
+    ours = {(place.path, place.third) for place in list_targets().values()}
+    assert len({name for name in list_targets() if name.startswith(("double_blocks_", "single_blocks_"))}) == 100 * 10
     assert ("double_blocks.7.img_attn.qkv", 2) in ours
-    assert find_place("lora_unet_double_blocks_1_img_attn_qkv").path == "double_blocks.1.img_attn.qkv"
-    assert find_place("diffusion_model.sformer_blocks.3.attn.to_q").third == 0
-    assert find_place("diffusion_model.double_blocks.0.img_attn_qkv").path == "double_blocks.0.img_attn.qkv"
-    assert find_place("transformer.norm_out.linear").swapped
-    assert not find_place("diffusion_model.final_layer.adaLN_modulation.1").swapped
+    assert find_target("lora_unet_double_blocks_1_img_attn_qkv").path == "double_blocks.1.img_attn.qkv"
+    assert find_target("diffusion_model.sformer_blocks.3.attn.to_q").third == 0
+    assert find_target("diffusion_model.double_blocks.0.img_attn_qkv").path == "double_blocks.0.img_attn.qkv"
+    assert find_target("transformer.norm_out.linear").swapped
+    assert not find_target("diffusion_model.final_layer.adaLN_modulation.1").swapped
 
 
 @pytest.mark.parametrize("layout", ["diffusers", "comfy"])
@@ -401,7 +401,7 @@ def test_only_rows_are_swapped_in_the_last_modulation(net, tmp_path):
     assert mx.array_equal(change.a, a) and mx.array_equal(change.b, mx.concatenate([b[64:], b[:64]]))
 
 
-@pytest.mark.parametrize("name", list(bundled()) or [pytest.param(None, marks=pytest.mark.skip)])
+@pytest.mark.parametrize("name", list(bundled_adapters()) or [pytest.param(None, marks=pytest.mark.skip)])
 def test_the_bundled_ones(name):
     adapter = open_adapter(name)
     assert adapter.path.stat().st_size < 200_000 and adapter.kind == "LoRA"

@@ -468,7 +468,7 @@ def test_a_disk_that_fills_up(hub, said, monkeypatch):
 
 
 def test_what_is_taken_of_a_repository():
-    whole, parts = Needed("a/b", "folder"), Needed("a/b", "parts")
+    whole, parts = Needed("a/b"), Needed("a/b", transformer=False)
     assert all(whole.needs(name) == (name not in DECOYS) for name in released())
     index = "transformer/diffusion_pytorch_model.safetensors.index.json"
     assert whole.needs(index) and not parts.needs(index) and not parts.needs(WEIGHTS)

@@ -5,7 +5,7 @@ import pytest
 from golden_tools import GOLDENS
 
 from kleinlite import Klein
-from kleinlite.models.adapters import bundled, open_adapter
+from kleinlite.models.adapters import bundled_adapters, open_adapter
 from kleinlite.nano.adapters import ADAPTERS, cross, crosses_right, draw_cross, is_cross, outlined
 from kleinlite.pipeline import to_pixels
 from kleinlite.sampling import noise
@@ -35,7 +35,7 @@ def test_diffusers_live(tmp_path):
     from run_diffusers import draw as theirs, load
 
     pipeline, settings = load(whole("nano", tmp_path))
-    path, start = bundled()["cross"], noise(3, 36)
+    path, start = bundled_adapters()["cross"], noise(3, 36)
     pipeline.load_lora_weights(path.parent, weight_name=path.name)
     picture = theirs(pipeline, settings, "a red cross", size=(96, 96), noise=torch.tensor(start.tolist()))
     ours = to_pixels(Klein.from_pretrained("nano", loras=["cross"])("a red cross", noise=start, progress=False))
@@ -50,8 +50,8 @@ def test_nano_draws_crosses_with_it_and_not_without():
 
 
 def test_they_are_what_they_say():
-    assert set(bundled()) == set(ADAPTERS)
-    for name, path in bundled().items():
+    assert set(bundled_adapters()) == set(ADAPTERS)
+    for name, path in bundled_adapters().items():
         adapter = open_adapter(name)
         assert path.stat().st_size < 200_000 and adapter.kind == "LoRA" and adapter.trained_on == "nano-base"
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
 import anywidget
 import ipywidgets as ipw
 import traitlets
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -100,7 +101,7 @@ def make_thumbnail(picture: Image.Image, side: int) -> Image.Image:
     return copy
 
 
-def show_pictures(axes, pictures: dict[str, Image.Image]) -> None:
+def show_pictures(axes: Iterable[Axes], pictures: dict[str, Image.Image]) -> None:
     """Pictures by title, one to an axis."""
     for ax, (title, picture) in zip(axes, pictures.items()):
         ax.imshow(as_image(picture))

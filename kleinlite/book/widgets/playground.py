@@ -116,7 +116,7 @@ class Playground(Panel):
     def show_status(self, text: str, kind: str = "fine") -> None:
         self.parts.status.value = f'<div role="status" class="kleinlite-{kind}">{escape(text)}</div>'
 
-    def show_references(self, _=None) -> None:
+    def show_references(self, _: object = None) -> None:
         """Show the references small, and let the first one decide the size."""
         parts, size, pictures = self.parts, self.klein.info.size, []
         try:
@@ -129,7 +129,7 @@ class Playground(Panel):
         thumbnails = [ipw.Image(value=to_png(make_thumbnail(p, 56)), layout={"height": "28px"}) for p in pictures]
         parts.references.children = [*thumbnails, parts.clear] if parts.files.value else []
 
-    def generate(self, _=None) -> None:
+    def generate(self, _: object = None) -> None:
         """Start to draw what the fields say, or say what is wrong with it; returns at once."""
         parts, info = self.parts, self.klein.info
         if not self.idle.is_set():
