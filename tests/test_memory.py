@@ -14,7 +14,7 @@ from test_keys import TEXT_ENCODERS, TRANSFORMERS
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.bench import picture
 from kleinlite.drawing import memory_check
-from kleinlite.drawing.memory_check import check_memory, plan
+from kleinlite.drawing.memory_check import check_memory, plan_networks
 from kleinlite.memory import MemoryPlan, count_parameters, plan_memory
 from kleinlite.models.configs import RELEASED_AUTOENCODERS, RELEASED_CONFIGS
 from kleinlite.models.families import network_of
@@ -120,8 +120,8 @@ def expected_table() -> list[str]:
     for size, names in known.items():
         configs = *RELEASED_CONFIGS[size], RELEASED_AUTOENCODERS[size]
         for precision, bits in precisions(size).items():
-            plans = [plan(*configs, width=side, height=side, bits=bits, cpu=False) for side in (512, 1024)]
-            on_cpu = plan(*configs, width=512, height=512, bits=bits, cpu=True)
+            plans = [plan_networks(*configs, width=side, height=side, bits=bits, cpu=False) for side in (512, 1024)]
+            on_cpu = plan_networks(*configs, width=512, height=512, bits=bits, cpu=True)
             cells = [cell for plan in plans for cell in (f"{plan.peak_bytes / 1e9:.1f}", fits(plan.peak_bytes))]
             weights = " + ".join(f"{n / 1e9:.2f}" for n in plans[0][:3])
             lines.append(f"| {names} | {precision} | {weights} | {' | '.join(cells)} | {on_cpu.peak_bytes / 1e9:.1f} |")
