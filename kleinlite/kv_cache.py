@@ -3,7 +3,7 @@
 We make editing cheaper: what the reference pictures have to say is worked out once, and every step only looks it
 up.
 
-Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal 54d14ec8)
+Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal f7252b5e)
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from .cpu import attention
 from .position_ids import apply_rope, image_ids, reference_ids, rope_table, text_ids
 from .transformer import DoubleBlock, Transformer, chain, join_heads, modulate, time_features
 
-__all__ = ["image_half", "extract_kv", "cached_attention", "cached_velocity_field"]
+__all__ = ["image_half", "noting_attention", "extract_kv", "cached_attention", "cached_velocity_field"]
 
 
 def image_half(block: DoubleBlock, x: mx.array, mod: list[mx.array], rope, attend) -> mx.array:
@@ -24,19 +24,24 @@ def image_half(block: DoubleBlock, x: mx.array, mod: list[mx.array], rope, atten
     return x + gate2 * chain(block.img_mlp, modulate(x, shift2, scale2))
 
 
-def extract_kv(transformer: Transformer, references: mx.array, ids: mx.array) -> list[tuple[mx.array, mx.array]]:
-    """The cache: keys (normed and turned) and values (b, nh, r, hd) of the references, for each block in order.
-
-    references (b, r, 128), ids (r, 4) from `reference_ids`. They are modulated with time 0 and see only each other.
-    """
-    cache, cfg = [], transformer._cfg
+def noting_attention(cache: list[tuple[mx.array, mx.array]]) -> Callable:
+    """`roped_attention` that also appends each block's keys (normed and turned) and values to `cache`."""
 
     def attend(q, k, v, rope):
         q, k = apply_rope(q, rope), apply_rope(k, rope)
         cache.append((k, mx.contiguous(v)))  # a copy: v is a view into a fused product up to nine times its size
         return join_heads(attention(q, k, v, scale=q.shape[-1] ** -0.5))
 
-    rope = rope_table(ids, cfg.axes, cfg.theta)
+    return attend
+
+
+def extract_kv(transformer: Transformer, references: mx.array, ids: mx.array) -> list[tuple[mx.array, mx.array]]:
+    """The cache: keys and values (b, nh, r, hd) of the references, for each block in order.
+
+    references (b, r, 128), ids (r, 4) from `reference_ids`. They are modulated with time 0 and see only each other.
+    """
+    cache, cfg = [], transformer._cfg
+    attend, rope = noting_attention(cache), rope_table(ids, cfg.axes, cfg.theta)
     still = time_features(mx.zeros((len(references),)), cfg.d_time).astype(references.dtype)
     vec = transformer.time_in(still)  # (b, d)
     x, mod = transformer.img_in(references), transformer.double_stream_modulation_img(vec)

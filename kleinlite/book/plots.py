@@ -130,6 +130,24 @@ def maps(
     show_figure()
 
 
+def patterns(masks: dict[str, mx.array], pieces: dict[str, int]) -> None:
+    """Who attends to whom: masks (s, s), True where a row attends to a column; pieces: how many tokens of each kind."""
+    ends = [sum(list(pieces.values())[: i + 1]) for i in range(len(pieces))]
+    middles = [end - size / 2 for end, size in zip(ends, pieces.values())]
+    _, axes = plt.subplots(1, len(masks), figsize=(3.1 * len(masks), 3.0), squeeze=False, layout="constrained")
+    for ax, (name, mask) in zip(axes.flat, masks.items()):
+        ax.imshow(mask.tolist(), cmap="Blues", vmin=-0.2, vmax=1.6, interpolation="nearest",
+                  extent=(0, ends[-1], ends[-1], 0))  # fmt: skip
+        ax.set(title=name, xlabel="attended to", xticks=middles, yticks=middles)
+        ax.set_xticklabels(pieces, fontsize=8)
+        ax.set_yticklabels(pieces, fontsize=8, rotation=90, va="center")
+        ax.tick_params(length=0)
+        for end in ends[:-1]:
+            ax.axhline(end, color="white"), ax.axvline(end, color="white")
+    axes.flat[0].set_ylabel("attends")
+    finish()
+
+
 def channels(latents: mx.array, columns: int = 16) -> None:
     """A contact sheet: every channel of latents (h, w, c) as a small grey picture, each on its own scale."""
     _, axes = make_grid(latents.shape[-1], columns, (0.42, 0.46))
