@@ -145,7 +145,7 @@ def patterns(masks: dict[str, mx.array], pieces: dict[str, int]) -> None:
         for end in ends[:-1]:
             ax.axhline(end, color="white"), ax.axvline(end, color="white")
     axes.flat[0].set_ylabel("attends")
-    finish()
+    show_figure()
 
 
 def channels(latents: mx.array, columns: int = 16) -> None:
