@@ -395,10 +395,10 @@ def describe_model(name: str) -> tuple[str, ...]:
             checkpoint = open_checkpoint(name, dtype=mx.float32)
         except (OSError, ValueError):
             return name, *[""] * 5, "not in this version"
-        configs, size = [checkpoint.parts[p][0] for p in ("transformer", "text_encoder", "vae")], checkpoint.info.size
-        distilled, here = checkpoint.info.distilled, "bundled"
+        configs, info, here = checkpoint.configs, checkpoint.info, "bundled"
+        distilled = info.distilled
         sizes = [count_parameters(network_of(cfg), cfg) for cfg in configs[:2]]
-        plans = [plan_checkpoint(checkpoint, width=size, height=size)]
+        plans = [plan_checkpoint(checkpoint, width=info.size, height=info.size)]
     steps = family_of(configs[0]).defaults[distilled][0]
     return (
         name,
@@ -446,7 +446,7 @@ def train_lora(args: argparse.Namespace) -> None:
     from .finetune.settings import Settings
     from .finetune.trainer import LoraTrainer
     from .models.formats import find_packing
-    from .models.registry import find_released
+    from .models.registry import MODELS, find_released
     from .pipeline import Klein
 
     out, released = args.output, find_released(args.model)
@@ -459,7 +459,11 @@ def train_lora(args: argparse.Namespace) -> None:
         seed=args.seed, every=args.every, layout=args.layout,
     )  # fmt: skip
     if released and released.distilled:
-        raise ValueError(f"{args.model} is distilled: train on base-{args.model}, and use the adapter on {args.model}.")
+        base = f"base-{released.size.name}"
+        way_out = (
+            f"train on {base}, and use the adapter on {args.model}" if base in MODELS else "take base-4b or base-9b"
+        )
+        raise ValueError(f"{args.model} is distilled: {way_out}.")
     examples = read_folder(args.folder, args.size)
     if not (args.plan and released):
         ensure_fetched(args.model, args.offline)

@@ -13,6 +13,7 @@ import argparse
 import math
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ from ..models.configs import (
     format_text_encoder_config,
     format_transformer_config,
 )
-from ..models.export import DIFFUSERS_STEM, SHARD_BYTES, copy_text_files, to_released, write_json, write_part
+from ..models.export import DIFFUSERS_STEM, SHARD_BYTES, to_released, write_json, write_part
 from ..models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from ..models.opening import find_model
 from ..pipeline import Klein
@@ -71,7 +72,8 @@ def write_model(folder: Path, cfg: TransformerConfig, text_cfg: TextEncoderConfi
     write("transformer", Transformer(cfg), TRANSFORMER_NAMES, DIFFUSERS_STEM, format_transformer_config(cfg))
     config = format_text_encoder_config(text_cfg)
     write("text_encoder", TextEncoder(text_cfg), TEXT_ENCODER_NAMES, "model", config, SHARD_BYTES)
-    copy_text_files(find_model("nano") / "tokenizer", folder / "tokenizer")
+    (folder / "tokenizer").mkdir()
+    shutil.copyfile(find_model("nano") / "tokenizer/tokenizer.json", folder / "tokenizer/tokenizer.json")
     write_json(folder / "model_index.json", format_model_index(text_cfg, distilled=True))
 
 
@@ -148,7 +150,7 @@ def measure_flops_per_second() -> float:
 
 def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) -> dict[str, Cost]:
     """The same ledger by arithmetic. base: bytes of the process before anything was read."""
-    (cfg, _), (text_cfg, _), (vae_cfg, _) = (klein.checkpoint.parts[p] for p in ("transformer", "text_encoder", "vae"))
+    cfg, text_cfg, vae_cfg = klein.checkpoint.configs
     rate, on_disk = measure_flops_per_second(), klein.checkpoint.nbytes
     prompt, step = count_prompt(text_cfg), count_step(cfg, text_cfg.tokens, size * size // 256)
     seconds = {"prompt": prompt.total / rate, "step": step.total / rate}

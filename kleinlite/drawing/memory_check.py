@@ -31,9 +31,8 @@ def plan_checkpoint(
     references: int = 0, b: int = 1,
 ) -> MemoryPlan:  # fmt: skip
     """`plan_memory` for a model whose files are here; bits as its files have them if not given."""
-    configs = [checkpoint.parts[part][0] for part in ("transformer", "text_encoder", "vae")]
     bits = bits or bits_per_weight(checkpoint)
-    return plan_networks(*configs, width=width, height=height, bits=bits, references=references, b=b)
+    return plan_networks(*checkpoint.configs, width=width, height=height, bits=bits, references=references, b=b)
 
 
 def plan_networks(cfg: Config, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, **request: Any) -> MemoryPlan:
@@ -43,11 +42,18 @@ def plan_networks(cfg: Config, text_cfg: TextEncoderConfig, vae_cfg: Autoencoder
 
 def plan_released(name: str, *, width: int, height: int, quantize: int | str | None = None) -> MemoryPlan:
     """`plan_memory` for a released model by its name, known before its files are here."""
+    configs, bits = find_released_configs(name, quantize)
+    return plan_networks(*configs, width=width, height=height, bits=bits)
+
+
+def find_released_configs(
+    name: str, quantize: int | str | None = None
+) -> tuple[tuple[Config, ...], float | tuple[float, float]]:
+    """The configs of a released model by its name, and the bits of its weights, known before its files are here."""
     model = MODELS[name.lower()]
-    configs = *RELEASED_CONFIGS[model.size.name], RELEASED_AUTOENCODERS[model.size.name]
     stored = min(16, 8 * model.transformer_bytes / model.size.transformer_parameters), 16  # wider weights are cast
     bits = find_packing(quantize).bits_per_weight if quantize else stored
-    return plan_networks(*configs, width=width, height=height, bits=bits)
+    return (*RELEASED_CONFIGS[model.size.name], RELEASED_AUTOENCODERS[model.size.name]), bits
 
 
 def bits_per_weight(checkpoint: Checkpoint) -> tuple[float, float]:

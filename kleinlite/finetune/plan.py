@@ -11,11 +11,9 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..autoencoder import AutoencoderConfig
-from ..drawing.memory_check import bits_per_weight, machine_memory
+from ..drawing.memory_check import bits_per_weight, find_released_configs, machine_memory
 from ..lora import linear_layers, matrix_shape
 from ..memory import compute_dtype, plan_memory
-from ..models.configs import RELEASED_CONFIGS
-from ..models.formats import find_packing
 from ..models.opening import open_checkpoint
 from ..models.registry import find_released
 from ..text_encoder import TextEncoderConfig
@@ -88,13 +86,11 @@ def plan_model_training(
     """For a model by its name: a released one without its files, another from its own."""
     w, h = example.picture.size
     references = sum(picture.width * picture.height // 256 for picture in example.references)
-    if released := find_released(name):
-        configs = *RELEASED_CONFIGS[released.size.name], AutoencoderConfig()
-        bits = find_packing(quantize).bits_per_weight if quantize else 16
+    if find_released(name):
+        configs, bits = find_released_configs(name, quantize)
     else:
         checkpoint = open_checkpoint(name, dtype=compute_dtype(), quantize=quantize)
-        configs = [checkpoint.parts[part][0] for part in ("transformer", "text_encoder", "vae")]
-        bits = bits_per_weight(checkpoint)
+        configs, bits = checkpoint.configs, bits_per_weight(checkpoint)
     return plan_training(
         *configs, width=w, height=h, bits=bits, rank=settings.rank, b=settings.batch, references=references
     )

@@ -116,7 +116,6 @@ class LoraTrainer:
     def __init__(self, klein: Klein, examples: Sequence[Example], out: str | Path, settings: Settings):
         self.klein, self.settings, self.out = klein, settings, Path(out)
         self.folder = self.out.with_suffix(".training")
-        self.captions = [example.caption for example in examples]
         self.rows, self.held_out = split_examples(len(examples), settings.held_out, settings.seed)
         self.check_same_settings(examples)
         self.encoded = EncodedExamples(klein, examples, self.folder / "encoded")

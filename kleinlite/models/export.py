@@ -88,17 +88,10 @@ def save_encoders(
     save_part(folder / "vae", autoencoder, AUTOENCODER_NAMES, DIFFUSERS_STEM, config)
     config = format_text_encoder_config(text_encoder._cfg)
     save_part(folder / "text_encoder", text_encoder, TEXT_ENCODER_NAMES, "model", config)
-    for beside in ("tokenizer", "scheduler"):
-        copy_text_files(LAYOUT / beside, folder / beside)
+    for file in ("tokenizer/tokenizer_config.json", "tokenizer/chat_template.jinja", "scheduler/scheduler_config.json"):
+        (folder / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(LAYOUT / file, folder / file)
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-
-
-def copy_text_files(source: Path, folder: Path) -> None:
-    """The JSON and text files of a tokenizer or a scheduler: only those that lie there, for people publish the copy."""
-    for path in sorted(source.glob("*")):
-        if path.suffix in (".json", ".txt", ".jinja") and path.is_file() and is_inside(path, source):
-            folder.mkdir(exist_ok=True)
-            shutil.copyfile(path, folder / path.name)
 
 
 # ---------------------------------------------------------------- a quantised copy
@@ -238,6 +231,14 @@ def lock_folder(out: Path) -> Iterator[None]:
     finally:
         Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: nobody else can have it
         lock.release()
+
+
+def copy_text_files(source: Path, folder: Path) -> None:
+    """The JSON and text files of a tokenizer or a scheduler: only those that lie there, for people publish the copy."""
+    for path in sorted(source.glob("*")):
+        if path.suffix in (".json", ".txt", ".jinja") and path.is_file() and is_inside(path, source):
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / path.name)
 
 
 def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:

@@ -292,6 +292,11 @@ class Checkpoint:
     dtype: mx.Dtype  # in which the transformer and the text encoder compute
     packing: Packing | None = None  # in which they are to be packed when they are loaded
 
+    @property
+    def configs(self) -> tuple[Config, ...]:
+        """The numbers of the transformer, the text encoder and the autoencoder."""
+        return tuple(self.parts[part][0] for part in PARTS)
+
     def load_tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.folder)
 

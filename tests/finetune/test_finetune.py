@@ -15,7 +15,7 @@ from kleinlite.bench.training import measure, plan_table
 from kleinlite.cli import main
 from kleinlite.finetune import trainer as trainer_module
 from kleinlite.finetune.folder import Example, read_folder
-from kleinlite.finetune.plan import plan_training
+from kleinlite.finetune.plan import COPIES, plan_training
 from kleinlite.finetune.settings import Settings
 from kleinlite.finetune.trainer import LoraTrainer, accumulating_step, split_examples
 from kleinlite.lora import velocity_loss
@@ -227,7 +227,7 @@ def test_a_measured_step_is_near_its_plan():
         cfg, *RELEASED_CONFIGS["4b"][1:], AutoencoderConfig(), width=128, height=128, bits=32, cpu=True
     )
     _, above, _ = measure(cfg, 128, 512, 16, None)
-    assert 0.6 < above / (plan.adapter / 6 + plan.activations) < 1.4
+    assert 0.6 < above / (plan.adapter / COPIES + plan.activations) < 1.4
 
 
 # ---------------------------------------------------------------- the command
@@ -254,7 +254,9 @@ def test_the_command_plans_a_model_that_is_not_here(folder, tmp_path, capsys):
     [
         (["-o", "x.png"], "ends in .safetensors"),
         (["-o", "none/x.safetensors"], "does not exist"),
-        (["-o", "x.safetensors", "--model", "4b"], "train on base-4b"),
+        (["-o", "x.safetensors", "--model", "4b"], "train on base-4b, and use the adapter on 4b"),
+        (["-o", "x.safetensors", "--model", "9b-kv"], "train on base-9b, and use the adapter on 9b-kv"),
+        (["-o", "x.safetensors", "--model", "z-image-turbo"], "take base-4b or base-9b"),
         (["-o", "x.safetensors", "--rank", "0"], "rank counts from 1"),
         (["-o", "x.safetensors", "--rate", "2"], "learning rate"),
         (["-o", "x.safetensors", "--quantize", "7"], "quantize is one of"),
