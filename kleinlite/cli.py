@@ -136,12 +136,7 @@ def make_parser() -> Parser:
     stages.add_arguments(commands.choices["train"])
     about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"
     add = command("train-lora", train_lora, about, epilog=LORA_EXAMPLES, formatter_class=RAW_HELP)
-    add(
-        "folder",
-        type=Path,
-        metavar="FOLDER",
-        help="pictures, captions and, for edits, the pictures before: dog_ref.png",
-    )
+    add("folder", type=Path, metavar="FOLDER", help="pictures, captions, for edits the pictures before: dog_ref.png")
     add("--model", default="base-4b", metavar="NAME", help="a base model: base-4b (default), base-9b, nano-base")
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the adapter, a .safetensors file")
     add("--rank", type=INTEGER, default=16, metavar="R", help="how much it can learn, and its size (default: 16)")
@@ -446,7 +441,7 @@ def train_lora(args: argparse.Namespace) -> None:
     from .finetune.settings import Settings
     from .finetune.trainer import LoraTrainer
     from .models.formats import find_packing
-    from .models.registry import MODELS, find_released
+    from .models.registry import BUNDLED, MODELS, find_released
     from .pipeline import Klein
 
     out, released = args.output, find_released(args.model)

@@ -4,8 +4,6 @@ What the person at the keyboard can mend ends with one line on stderr and status
 in this program keeps its traceback.
 """
 
-from __future__ import annotations
-
 import argparse
 import opcode
 import sys

@@ -5,8 +5,6 @@ and the check whether a generated picture shows what was asked all come from the
 from a seed: `sample(seed)` is the same scene everywhere.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

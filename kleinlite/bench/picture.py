@@ -7,8 +7,6 @@ The second shows, without a download, that loading keeps its promises: the files
 and shards, and random numbers in them. `make bench-full` calls it; it takes 16 GB of disk and, on a CPU, its time.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

@@ -8,8 +8,6 @@ Chapter 7 says what the settings are, and shows some of the pictures. Difference
 over all pixels, channels and prompts; same seeds, so that only the weights differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -5,8 +5,6 @@ python -m kleinlite.bench.training --width 1024 --size 256      narrower, on sma
 python -m kleinlite.bench.training --plan                       only what the released base models would take
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import time

@@ -4,8 +4,6 @@ Nothing is imported, so that the page can be made anywhere, and says what the fi
 modules in the order of the chapters that write them, then those written by hand, room by room, then the programs.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

@@ -5,8 +5,6 @@ line that was changed, and the checks that noticed, as the chapter's cell with `
 atlas says what the chapters show; only its order and its words are written by hand.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import io

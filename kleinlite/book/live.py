@@ -4,8 +4,6 @@ Both are copied beside the chapters when the site is built, each to a folder nam
 keeps an old script never meets new weights. The model's folder stays one that `Klein.from_pretrained` loads.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Formulas of the site: LaTeX between dollar signs becomes MathML when it is built, and no reader needs a script."""
 
-from __future__ import annotations
-
 import html
 import re
 

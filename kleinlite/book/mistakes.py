@@ -7,8 +7,6 @@ lasts, and whatever else patches something will do as well. So the package itsel
 >>> effects = mistakes.compare(draw, cases, wrong, {"first step": lambda: schedule(4, 36)[1] > 0.9})
 """
 
-from __future__ import annotations
-
 import inspect
 import textwrap
 from collections.abc import Callable

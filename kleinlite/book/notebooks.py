@@ -11,8 +11,6 @@ on this machine.
 Cells marked `# NBVAL_SKIP` (the released weights) are not run: they keep the outputs of the Mac that did.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -138,14 +136,8 @@ def run_notebook(path: Path, timeout: int = 600) -> dict:
         skip = ["skip-execution"] if "nbval-skip" in tags else []
         raises = ["raises-exception"] if "nbval-raises-exception" in tags else []
         cell.metadata["tags"] = [*tags, *skip, *raises]
-    client = NotebookClient(
-        notebook,
-        timeout=timeout,
-        kernel_name="python3",
-        record_timing=False,
-        store_widget_state=False,
-        resources={"metadata": {"path": str(path.parent)}},
-    )
+    quiet, here = {"record_timing": False, "store_widget_state": False}, {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=here, **quiet)
     try:
         client.execute()
     except (CellControlSignal, DeadKernelError) as error:

@@ -3,8 +3,6 @@
 Figures are small, on white (they must be legible on a dark page too), and have their axes and units named.
 """
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Sequence

@@ -14,8 +14,6 @@ handful of rules; one that is broken is refused in a sentence, exit status 2, be
 Standard library only, so that a package broken by a bad edit can still be promoted back to health.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

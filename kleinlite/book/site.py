@@ -12,8 +12,6 @@ do not see it, a page or a site that grew too heavy: each ends the build with a 
 plain JSON: `import nbformat` takes seconds.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -22,7 +20,7 @@ import posixpath
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -99,16 +97,19 @@ class Site:
             unused.remove(anchor)
             return f'<a class="term" href="{there}#{anchor}" title="{html.escape(meaning)}">{found[0]}</a>'
 
-        done, start = [], 0
-        for left in [*TERM_FREE.finditer(text), None]:
-            done.append(self.words.sub(mark, text[start : left.start() if left else None]))
-            if left:
-                done.append(left[0])
-                start = left.end()
-        return "".join(done)
+        return change_between(TERM_FREE, text, lambda part: self.words.sub(mark, part))
 
 
 # Prose
+
+
+def change_between(pattern: re.Pattern, text: str, change: Callable[[str], str]) -> str:
+    """A text in which all that lies between the matches of a pattern is changed, and they are not."""
+    done, start = [], 0
+    for kept in pattern.finditer(text):
+        done += [change(text[start : kept.start()]), kept[0]]
+        start = kept.end()
+    return "".join([*done, change(text[start:])])
 
 
 def find_anchors(text: str) -> set[str]:
@@ -141,15 +142,12 @@ def read_glossary(glossary: str) -> dict[str, tuple[str, str]]:
 
 def render_prose(text: str, page: str, where: str, site: Site) -> str:
     """Markdown with its links led to the site's pages and its formulas translated; code stays as it is."""
-    done, start = [], 0
-    for code in [*CODE.finditer(text), None]:
-        part = text[start : code.start() if code else None]
+
+    def render(part: str) -> str:
         part = FORMULA.sub(lambda found: render_formula(found, where, site), part)  # first: $p[i](x)$ is no link
-        done.append(LINK.sub(lambda found: rewrite_link(found, page, where, site), part))
-        if code:
-            done.append(code[0])
-            start = code.end()
-    return "".join(done)
+        return LINK.sub(lambda found: rewrite_link(found, page, where, site), part)
+
+    return change_between(CODE, text, render)
 
 
 def rewrite_link(found: re.Match, page: str, where: str, site: Site) -> str:

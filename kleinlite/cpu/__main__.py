@@ -1,7 +1,5 @@
 """`python -m kleinlite.cpu` times the operations of this room against MLX's own."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """The call around the Euler loop: from arguments to pictures. Hand-written; `Klein` of chapter 6 gives it its loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +27,7 @@ class DiffusionPipeline(Parts):
         cls, name: str | Path = "nano", *, quantize: int | str | None = None, dtype: mx.Dtype | None = None,
         parts: str | Path | dict[str, str | Path] | None = None, keep_loaded: bool = False,
         loras: Sequence[str | Path | tuple[str | Path, float]] = (),
-    ) -> DiffusionPipeline:  # fmt: skip
+    ) -> "DiffusionPipeline":  # fmt: skip
         """A bundled model ("nano", "nano-base"), a released one ("4b", …), a hub repository, or a local folder or file.
 
         quantize: bits per weight, 3, 4, 5, 6 or 8, or "mxfp4", "mxfp8" or "nvfp4"; as the files have them if not given.

@@ -1,7 +1,5 @@
 """The adapters of a model in use: which, how strong, and that they follow the transformer in and out of memory."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, MutableMapping, Sequence

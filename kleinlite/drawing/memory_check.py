@@ -3,8 +3,6 @@
 The arithmetic is `memory.plan_memory`, built in the chapter on what a picture costs.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model's parts in memory: loaded when needed, released when what comes next needs the room. Hand-written."""
 
-from __future__ import annotations
-
 from html import escape
 
 import mlx.core as mx

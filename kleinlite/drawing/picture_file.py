@@ -1,7 +1,5 @@
 """Pictures and their files: reading any, and writing PNGs that remember what made them. Hand-written."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

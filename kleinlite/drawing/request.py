@@ -4,8 +4,6 @@ This is the one gate for arguments: what passes it has the right type and range,
 What does not is a ValueError with a sentence that names the mistake and the way out.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 import operator

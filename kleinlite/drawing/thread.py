@@ -10,8 +10,6 @@ threads that come and go. So everything that computes here goes through `in_turn
 Both work on streams that MLX allows all threads to use as long as they take turns: a lock sees to that.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

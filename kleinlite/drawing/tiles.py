@@ -1,7 +1,5 @@
 """Decoding in tiles: less memory, another picture. Hand-written; nothing does it unasked."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from ..autoencoder import Autoencoder

@@ -4,8 +4,6 @@ python -m kleinlite.finetune.bundled              both, into kleinlite/nano/lora
 python -m kleinlite.finetune.bundled cross        one of them
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """A folder of pictures to learn from: `dog.png`, its caption in `dog.txt` and, for an edit, `dog_ref.png` before it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import dataclass

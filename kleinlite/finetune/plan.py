@@ -4,8 +4,6 @@ Three stages, one after the other: the captions' features, the pictures' latents
 each block keeps its input and is worked out again when its gradient is due, so that only one block at a time is whole.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import mlx.core as mx

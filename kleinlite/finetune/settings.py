@@ -1,7 +1,5 @@
 """How to train an adapter."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..models.adapters import LAYOUTS

@@ -5,8 +5,6 @@ on held-out examples after so many steps, and grids of samples. The adapter itse
 moving average of its weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

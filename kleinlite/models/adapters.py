@@ -4,8 +4,6 @@ A file is understood as a whole or refused: each name must find its target, each
 the right shape, or one sentence names what is wrong and the model that the file seems to be for.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ Hand-written, and dull on purpose: chapter 8 shows what it is for. Each part's c
 chapter and, for writing a model, the way back; a single file has no config.json, so its shapes must tell.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

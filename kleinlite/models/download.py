@@ -8,8 +8,6 @@ is fetched twice. Ours to say is which files of a repository we need, their size
 whether what lies here is whole (without asking the network), and a sentence for each way in which it can fail.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

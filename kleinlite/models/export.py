@@ -4,8 +4,6 @@ The counterpart of chapter 8, which reads such folders: the same names, the same
 `Klein.from_pretrained` loads both kinds; what is not quantised, diffusers loads as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -3,8 +3,6 @@
 A model belongs to the family of its transformer's config. Chapters 1 to 6 build the first family, chapter 14 the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 What a damaged weight file is, the safetensors library decides; here it becomes a sentence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

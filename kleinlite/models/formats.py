@@ -6,8 +6,6 @@ What each layer is, is decided by what lies there, never from a list: in FP8 fil
 ones differs from file to file.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten

@@ -3,8 +3,6 @@
 `open_checkpoint` reads configs and headers only, so that a model that cannot work is refused before gigabytes are read.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, replace
 from importlib.resources import files

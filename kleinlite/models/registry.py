@@ -1,7 +1,5 @@
 """The models that have a name: repositories, sizes, licences, and the parts of a model. Plain data. Hand-written."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 BUNDLED = {"nano": "nano", "nano-base": "nano/base"}  # → folder in the package; the base shares nano's other parts

@@ -256,6 +256,7 @@ def test_the_command_plans_a_model_that_is_not_here(folder, tmp_path, capsys):
         (["-o", "none/x.safetensors"], "does not exist"),
         (["-o", "x.safetensors", "--model", "4b"], "train on base-4b, and use the adapter on 4b"),
         (["-o", "x.safetensors", "--model", "9b-kv"], "train on base-9b, and use the adapter on 9b-kv"),
+        (["-o", "x.safetensors", "--model", "nano"], "train on nano-base, and use the adapter on nano"),
         (["-o", "x.safetensors", "--model", "z-image-turbo"], "take base-4b or base-9b"),
         (["-o", "x.safetensors", "--rank", "0"], "rank counts from 1"),
         (["-o", "x.safetensors", "--rate", "2"], "learning rate"),

@@ -1,7 +1,5 @@
 """Four explorers: sliders over a figure that is drawn again whenever one of them moves."""
 
-from __future__ import annotations
-
 import math
 import re
 import threading

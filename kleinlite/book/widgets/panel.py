@@ -4,8 +4,6 @@ Our own are anywidgets, each a few lines of JavaScript beside this file, so that
 JupyterLab, Colab, VS Code.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The playground: fields for a request, the picture as it comes, those before, and the code that draws each again."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
