@@ -453,11 +453,10 @@ def train_lora(args: argparse.Namespace) -> None:
         rank=args.rank, steps=args.steps, rate=args.rate, batch=args.batch, accumulate=args.accumulate,
         seed=args.seed, every=args.every, layout=args.layout,
     )  # fmt: skip
-    if released and released.distilled:
-        base = f"base-{released.size.name}"
-        way_out = (
-            f"train on {base}, and use the adapter on {args.model}" if base in MODELS else "take base-4b or base-9b"
-        )
+    if args.model == "nano" or (released and released.distilled):
+        base = f"base-{released.size.name}" if released else "nano-base"
+        known = base in (*BUNDLED, *MODELS)
+        way_out = f"train on {base}, and use the adapter on {args.model}" if known else "take base-4b or base-9b"
         raise ValueError(f"{args.model} is distilled: {way_out}.")
     examples = read_folder(args.folder, args.size)
     if not (args.plan and released):
