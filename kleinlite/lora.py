@@ -1,9 +1,9 @@
 """LoRA.
 
-We teach nano a shape that it has never seen, in a minute and with less than 200 kilobytes; and we read the adapters
-that others have made for klein, whatever their spelling.
+We teach nano a shape that it has never seen, in a minute and with a file of a few hundred kilobytes; and we read
+the adapters that others have made for klein, whatever their spelling.
 
-Promoted from notebooks/13_lora.ipynb: edit there, then run `make promote`. (seal 19ec34fe)
+Promoted from notebooks/13_lora.ipynb: edit there, then run `make promote`. (seal 2c7077f1)
 """
 
 from collections.abc import Callable
