@@ -3,7 +3,7 @@
 We build a second system, Z-Image-Turbo, from the parts that we own, and ask of every difference: choice or
 necessity?
 
-Promoted from notebooks/14_z_image.ipynb: edit there, then run `make promote`. (seal 8addeeb8)
+Promoted from notebooks/14_z_image.ipynb: edit there, then run `make promote`. (seal b0a48944)
 """
 
 from collections.abc import Callable
@@ -35,6 +35,7 @@ __all__ = [
     "SandwichBlock",
     "TimeMLP",
     "ScaleFinalLayer",
+    "ZImageParts",
     "ZImageTransformer",
     "static_schedule",
     "sister_field",
@@ -54,21 +55,9 @@ class ZImageConfig:
     theta: float = 256.0
     eps: float = 1e-5  # of all RMS norms
 
-    @property
-    def hd(self) -> int:
-        return sum(self.axes)
-
-    @property
-    def d(self) -> int:
-        return self.heads * self.hd
-
-    @property
-    def d_mlp(self) -> int:
-        return int(self.d / 3 * 8)
-
-    @property
-    def d_vec(self) -> int:
-        return min(self.d, 256)
+    hd = property(lambda cfg: sum(cfg.axes))
+    d = property(lambda cfg: cfg.heads * cfg.hd)
+    d_vec = property(lambda cfg: min(cfg.d, 256))  # what steers the blocks
 
 
 PLAIN_TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -143,7 +132,7 @@ def fill_up(x: mx.array, token: mx.array) -> mx.array:
 
 
 class SelfAttention(nn.Module):
-    """Everyone looks at everyone; queries and keys normed per head and turned. (b, s, d) → (b, s, d)"""
+    """Every token attends to every token; queries and keys normed per head and turned. (b, s, d) → (b, s, d)"""
 
     def __init__(self, cfg: ZImageConfig):
         super().__init__()
@@ -159,8 +148,9 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU with the checkpoint's names: silu(w1)·w3, and w2 down again. (b, s, d) → (b, s, d)"""
 
-    def __init__(self, d: int, d_mlp: int):
+    def __init__(self, d: int):
         super().__init__()
+        d_mlp = int(d / 3 * 8)
         self.w1, self.w2, self.w3 = linear(d, d_mlp), linear(d_mlp, d), linear(d, d_mlp)
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -172,7 +162,7 @@ class SandwichBlock(nn.Module):
 
     def __init__(self, cfg: ZImageConfig, timed: bool = True):
         super().__init__()
-        self.attention, self.feed_forward = SelfAttention(cfg), FeedForward(cfg.d, cfg.d_mlp)
+        self.attention, self.feed_forward = SelfAttention(cfg), FeedForward(cfg.d)
         self.attention_norm1, self.attention_norm2 = RMSNorm(cfg.d, cfg.eps), RMSNorm(cfg.d, cfg.eps)
         self.ffn_norm1, self.ffn_norm2 = RMSNorm(cfg.d, cfg.eps), RMSNorm(cfg.d, cfg.eps)
         if timed:
@@ -214,8 +204,8 @@ class ScaleFinalLayer(nn.Module):
         return self.linear(modulate(x, 0, chain(self.adaLN_modulation, vec)[:, None]))
 
 
-class ZImageTransformer(nn.Module):
-    """One stream: noisy patches, a refined caption and a time in; out comes where the picture lies."""
+class ZImageParts(nn.Module):
+    """What the transformer holds, under the released names, and the rotations of its rows."""
 
     def __init__(self, cfg: ZImageConfig):
         super().__init__()
@@ -231,6 +221,10 @@ class ZImageTransformer(nn.Module):
     def rope(self, grid: tuple[int, int], m: int) -> tuple[mx.array, mx.array]:
         """The rotations of all rows, the picture's first, for a refined caption of m rows."""
         return rope_table(mx.concatenate([picture_ids(*grid, m), caption_ids(m)]), self._cfg.axes, self._cfg.theta)
+
+
+class ZImageTransformer(ZImageParts):
+    """One stream: noisy patches, a refined caption and a time in; out comes where the picture lies."""
 
     def refine(self, txt: mx.array) -> mx.array:
         """A caption's features (b, m, d_text) → its rows in the stream, (b, 32·k, d): once per prompt."""
