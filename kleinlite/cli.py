@@ -5,8 +5,6 @@ in what was typed, or in a file, ends with one sentence on stderr and status 2, 
 Ctrl-C ends with status 130. A mistake in this program keeps its traceback.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os
@@ -18,14 +16,10 @@ import time
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import __version__
 from .errors import Parser, printable, run_command
 from .nano import stages
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 RAW_HELP = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
@@ -160,18 +154,6 @@ def make_parser() -> Parser:
 # ---------------------------------------------------------------- files
 
 
-def open_reference(path: str) -> Image.Image:
-    """A picture as the model takes it."""
-    from .drawing.picture_file import open_picture
-    from .pipeline import prepare_reference
-
-    image = open_picture(path)
-    try:
-        return prepare_reference(image)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
 def find_free_name(prompt: str, seed: int) -> Path:
     """A new file in this folder: a-red-circle-7.png or, if that is there, a-red-circle-7-2.png, and so on."""
     plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
@@ -207,6 +189,7 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
     """The model's name, how to open it, and `check_request`'s arguments: what was typed, else what --like says."""
     from .drawing.loras import find_recorded_loras
     from .drawing.picture_file import read_metadata
+    from .finetune.folder import read_reference
 
     if args.model is not None and not args.model.strip():
         raise ValueError("--model is empty: name a model, see `kleinlite models`, or leave it out for nano.")
@@ -237,7 +220,7 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
         },
         {
             "prompt": prompt,
-            "references": [open_reference(path) for path in args.image or ()],
+            "references": [read_reference(path) for path in args.image or ()],
             "width": width,
             "height": height,
             "steps": pick("steps", args.steps),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from ..drawing.picture_file import open_picture
+from ..drawing.picture_file import open_picture, to_rgb
 from ..errors import first_few
 from ..pipeline import prepare_reference
 
@@ -46,7 +46,7 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     check_names(folder, targets, before, [path for path in files if named[path] not in (None, *targets)])
     captions = {stem: read_caption(path.with_suffix(".txt")) for stem, path in targets.items()}
     examples = [
-        Example(stem, read_picture(path, size), captions[stem], tuple(read_picture(p, size) for p in before[stem]))
+        Example(stem, read_reference(path, size), captions[stem], tuple(read_reference(p, size) for p in before[stem]))
         for stem, path in targets.items()
     ]
     check_sizes(folder, examples)
@@ -101,10 +101,11 @@ def read_caption(path: Path) -> str:
     return words
 
 
-def read_picture(path: Path, size: tuple[int, int] | None) -> Image.Image:
-    """A picture as the model takes it."""
-    image = open_picture(path).convert("RGB")
+def read_reference(path: str | Path, size: tuple[int, int] | None = None) -> Image.Image:
+    """A picture from a file as the model takes it, first scaled and cut to `size` if one is given."""
+    image = open_picture(path)
     try:
+        image = to_rgb(image)
         return prepare_reference(ImageOps.fit(image, size, Image.Resampling.LANCZOS) if size else image)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

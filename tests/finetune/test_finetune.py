@@ -57,6 +57,15 @@ def test_a_folder_is_read_in_order(folder):
     assert {e.picture.size for e in read_folder(folder, (64, 80))} == {(64, 80)}
 
 
+@pytest.mark.parametrize("size", [None, (64, 64)])
+def test_what_is_transparent_is_white_and_16_bits_are_scaled(folder, size):
+    """As for a reference picture: an adapter learns what a call would see."""
+    Image.new("RGBA", (96, 96), (0, 0, 0, 0)).save(folder / "0.png")
+    Image.new("I;16", (96, 96), 128 * 257).save(folder / "1.png")
+    clear, grey, *_ = read_folder(folder, size)
+    assert clear.picture.getpixel((5, 5)) == (255, 255, 255) and grey.picture.getpixel((5, 5)) == (128, 128, 128)
+
+
 def test_references_belong_to_their_picture(folder):
     for seed in range(6):
         for suffix in ("_ref1", "_ref2"):
