@@ -1,9 +1,9 @@
-"""Training klein-nano.
+"""Learning the velocity.
 
-We train the small model of this book: scenes drawn by a program, an autoencoder, a language model of captions, and
-a transformer that learns to paint them.
+We train networks to know the way from noise to pictures: in the plane, in a minute's live training, and in the
+recipe that made klein-nano.
 
-Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 0f42c78e)
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 82c95b4f)
 """
 
 import math
@@ -16,27 +16,53 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from .autoencoder import Autoencoder
 from .position_ids import image_ids, reference_ids, text_ids
-from .sampling import guide, schedule
 from .text_encoder import TextEncoder, next_token_logits
 from .transformer import Transformer
 
 __all__ = [
-    "initialize",
-    "learning_rate",
-    "training_step",
-    "autoencoder_loss",
-    "decoder_loss",
-    "text_encoder_loss",
     "shifted_times",
     "flow_ids",
     "flow_loss",
+    "initialize",
+    "learning_rate",
     "flow_optimizer",
-    "distill_loss",
+    "training_step",
+    "autoencoder_loss",
+    "text_encoder_loss",
 ]
 
 
+def shifted_times(key: mx.array, b: int, shift: float = 6.0) -> mx.array:
+    """Noise levels to train at, (b,): uniform, then pushed towards 1, where few-step sampling spends its steps."""
+    u = mx.random.uniform(shape=(b,), key=key)
+    return shift * u / (1 + (shift - 1) * u)
+
+
+def flow_ids(grid: tuple[int, int], references: mx.array) -> mx.array:
+    """Coordinates of the picture's tokens and of the equally large references in `references` (b, r, 128)."""
+    count = references.shape[1] // (grid[0] * grid[1])
+    ids = image_ids(*grid)
+    return mx.concatenate([ids, reference_ids([grid] * count)]) if count else ids
+
+
+def flow_loss(
+    model: Transformer, text_encoder: TextEncoder, grid: tuple[int, int],
+    clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
+    shift: float = 6.0,
+) -> mx.array:  # fmt: skip
+    """Rectified flow: at x = (1 − t)·clean + t·noise the velocity to learn is noise − clean. References stay clean."""
+    k_noise, k_time = mx.random.split(key)
+    b, n, _ = clean.shape
+    t, eps = shifted_times(k_time, b, shift), mx.random.normal(clean.shape, key=k_noise)
+    x = (1 - t[:, None, None]) * clean + t[:, None, None] * eps
+    txt = mx.stop_gradient(text_encoder(ids, mask))
+    img = mx.concatenate([x, references], axis=1)
+    v = model(img, txt, t, flow_ids(grid, references), text_ids(ids.shape[1]))[:, :n]
+    return ((v - (eps - clean)) ** 2).mean()
+
+
 def initialize(model: nn.Module, key: mx.array, damp: tuple[str, ...] = (), damping: float = 0.1) -> None:
-    """Weights normal with variance 1/fan-in, biases zero; matrices whose name ends in one of `damp` start smaller.
+    """Weights normal with variance 1/inputs, biases zero; matrices whose name ends in one of `damp` start smaller.
 
     Damped last matrices of residual branches let a fresh network begin close to the identity.
     """
@@ -55,6 +81,16 @@ def learning_rate(peak: float, steps: int, warmup: int = 100) -> Callable[[mx.ar
     """A short linear rise, then half a cosine down to a hundredth of the peak at `steps`."""
     down = optim.cosine_decay(peak, max(steps - warmup, 1), peak / 100)
     return optim.join_schedules([optim.linear_schedule(peak / 100, peak, warmup), down], [warmup])
+
+
+def flow_optimizer(steps: int, rate: float = 1.0) -> optim.Optimizer:
+    """Muon for the blocks' matrices, Adam for everything at the edges, both with a warm-up of at most 100 steps."""
+    warmup = min(100, max(1, steps // 10))
+    muon = optim.Muon(learning_rate(rate * 0.02, steps, warmup), momentum=0.95, weight_decay=0.0)
+    adam = optim.AdamW(
+        learning_rate(rate * 2e-3, steps, warmup), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True
+    )
+    return optim.MultiOptimizer([muon, adam], [lambda name, w: "blocks" in name and w.ndim == 2])
 
 
 def training_step(
@@ -87,84 +123,8 @@ def autoencoder_loss(model: Autoencoder, pixels: mx.array, key: mx.array, kl_wei
     return mx.abs(error).mean() + 4 * (error * error).mean() + kl_weight * kl.mean()
 
 
-def decoder_loss(model: Autoencoder, pixels: mx.array, latents: mx.array) -> mx.array:
-    """What the decoder alone makes of latents: mostly squared error, which is what PSNR counts."""
-    error = model.decode(latents) - pixels
-    return 0.3 * mx.abs(error).mean() + 4 * (error * error).mean()
-
-
 def text_encoder_loss(model: TextEncoder, ids: mx.array, mask: mx.array) -> mx.array:
     """Cross-entropy of the next token, over real tokens: how language models learn."""
     loss = nn.losses.cross_entropy(next_token_logits(model, ids, mask)[:, :-1], ids[:, 1:])
     real = mask[:, 1:].astype(mx.float32)
     return (loss * real).sum() / real.sum()
-
-
-def shifted_times(key: mx.array, b: int, shift: float = 6.0) -> mx.array:
-    """Noise levels to train at, (b,): uniform, then pushed towards 1, where few-step sampling spends its steps."""
-    u = mx.random.uniform(shape=(b,), key=key)
-    return shift * u / (1 + (shift - 1) * u)
-
-
-def flow_ids(grid: tuple[int, int], references: mx.array) -> mx.array:
-    """Coordinates of the picture's tokens and of the equally large references in `references` (b, r, 128)."""
-    count = references.shape[1] // (grid[0] * grid[1])
-    ids = image_ids(*grid)
-    return mx.concatenate([ids, reference_ids([grid] * count)]) if count else ids
-
-
-def flow_loss(
-    model: Transformer, text_encoder: TextEncoder, grid: tuple[int, int],
-    clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
-    shift: float = 6.0,
-) -> mx.array:  # fmt: skip
-    """Rectified flow: at x = (1 − t)·clean + t·noise the velocity to learn is noise − clean. References stay clean."""
-    k_noise, k_time = mx.random.split(key)
-    b, n, _ = clean.shape
-    t, eps = shifted_times(k_time, b, shift), mx.random.normal(clean.shape, key=k_noise)
-    x = (1 - t[:, None, None]) * clean + t[:, None, None] * eps
-    txt = mx.stop_gradient(text_encoder(ids, mask))
-    img = mx.concatenate([x, references], axis=1)
-    v = model(img, txt, t, flow_ids(grid, references), text_ids(ids.shape[1]))[:, :n]
-    return ((v - (eps - clean)) ** 2).mean()
-
-
-def flow_optimizer(steps: int, rate: float = 1.0) -> optim.Optimizer:
-    """Muon for the blocks' matrices, Adam for everything at the edges.
-
-    Muon makes every update of a matrix act equally strongly in all directions.
-    """
-    warmup = min(100, max(1, steps // 10))
-    muon = optim.Muon(learning_rate(rate * 0.02, steps, warmup), momentum=0.95, weight_decay=0.0)
-    adam = optim.AdamW(
-        learning_rate(rate * 2e-3, steps, warmup), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True
-    )
-    return optim.MultiOptimizer([muon, adam], [lambda name, w: "blocks" in name and w.ndim == 2])
-
-
-def distill_loss(
-    model: Transformer, teacher: Transformer, text_encoder: TextEncoder, empty: mx.array, guidance: float,
-    grid: tuple[int, int], clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
-) -> mx.array:  # fmt: skip
-    """Learn to do in one of four steps, without guidance, what the teacher does in two smaller ones with it.
-
-    empty: features of the empty prompt (1, m, features). The student starts as a copy of the teacher.
-    """
-    k_noise, k_step = mx.random.split(key)
-    b, n, _ = clean.shape
-    sigmas = mx.array(schedule(4, n))
-    i = mx.random.randint(0, 4, (b,), key=k_step)
-    t, t_end = sigmas[i], sigmas[i + 1]
-    x = start = (1 - t[:, None, None]) * clean + t[:, None, None] * mx.random.normal(clean.shape, key=k_noise)
-    txt, without = text_encoder(ids, mask), mx.repeat(empty, b, axis=0)
-    rope = teacher.rope(flow_ids(grid, references), text_ids(ids.shape[1]))
-
-    def velocity(net, x, txt, t):
-        return net(mx.concatenate([x, references], axis=1), txt, t, rope=rope)[:, :n]
-
-    half = (t + t_end) / 2
-    for now, then in ((t, half), (half, t_end)):
-        v = guide(velocity(teacher, x, txt, now), velocity(teacher, x, without, now), guidance)
-        x = x + (then - now)[:, None, None] * v
-    mean_velocity = mx.stop_gradient((x - start) / (t_end - t)[:, None, None])
-    return ((velocity(model, start, mx.stop_gradient(txt), t) - mean_velocity) ** 2).mean()

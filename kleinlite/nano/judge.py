@@ -349,7 +349,7 @@ def report_shapes(model: str | None) -> list[Image.Image]:
 
 
 def sweep(path: Path, count: int) -> None:
-    """Accuracy of nano and nano-base against steps and guidance, as JSON for chapter 11's plot."""
+    """Accuracy of nano and nano-base against steps and guidance, as JSON for chapter 12's plots."""
     from ..pipeline import Klein
 
     points = [("nano", steps, None) for steps in (1, 2, 3, 4, 6, 8)]

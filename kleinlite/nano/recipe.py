@@ -13,7 +13,7 @@ times the pictures, so fewer steps do; the first process keeps the folder and se
 On a Linux CPU add `--env OPENBLAS_NUM_THREADS=1` (cores divided by processes): every process brings its own threads.
 The launcher itself keeps a core busy (MLX 0.32.4, Linux). Where cores are few, start the processes without it: with
 MLX_RANK, each its number, and MLX_HOSTFILE, a file with the list `[["127.0.0.1:5000"], ["127.0.0.1:5001"]]`.
-Chapter 11 explains every part. The same code runs on a CPU (hours), on Metal and on CUDA.
+Chapters 11 and 12 explain every part. The same code runs on a CPU (hours), on Metal and on CUDA.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
+from ..distillation import distill_loss
 from ..errors import Parser, run_command
 from ..models.export import save_encoders, save_transformer
 from ..models.opening import load_tokenizer
@@ -41,8 +42,6 @@ from ..scenes import sample
 from ..text_encoder import TextEncoder, TextEncoderConfig, tokenize
 from ..training import (
     autoencoder_loss,
-    decoder_loss,
-    distill_loss,
     flow_loss,
     flow_optimizer,
     initialize,
@@ -54,6 +53,7 @@ from .data import (
     FlowData,
     autoencoder_batch,
     decoder_batch,
+    decoder_loss,
     draw_samples,
     encode_scenes,
     measure_latents,
@@ -80,7 +80,8 @@ from .stages import ABOUT, STAGES, STEPS, add_arguments
 
 SIZE, GRID, TOKENS = 96, (6, 6), 32
 HELD_OUT = 10_000_000  # scenes from this seed on are never trained on
-GUIDANCE = 3.0  # what the distilled model learns to do without being asked
+GUIDANCE = 3.0  # of the base model's samples
+GUIDANCES = (3.0, 3.0, 2.0)  # what the distilled model learns to do in its first three steps without being asked
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
 READS = dict.fromkeys(STAGES, ()) | {  # what a stage needs from the ones before
@@ -278,8 +279,9 @@ class Recipe:
         empty = text_encoder(*tokenize(self.tokenizer(), [""], TOKENS))
         optimizer = optim.AdamW(learning_rate(5e-4, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
         run = Run(self.file("distill"), student, optimizer, decay=0.99)
-        loss = lambda model, *batch: distill_loss(model, teacher, text_encoder, empty, GUIDANCE, GRID, *batch)
-        self.train(run, until, loss, data, lambda: self.grid("distill", distilled=True))
+        loss = lambda model, *batch: distill_loss(model, teacher, text_encoder, empty, GUIDANCES, GRID, *batch)
+        batches = lambda step: (*data(step), mx.zeros((step // len(data.turns) % 4,)))
+        self.train(run, until, loss, batches, lambda: self.grid("distill", distilled=True))
 
     def export(self) -> Path:
         """Write `nano` (distilled) and inside it `base`, ready to be bundled."""

@@ -11,6 +11,7 @@ from kleinlite.nano.data import (
     FlowData,
     autoencoder_batch,
     decoder_batch,
+    decoder_loss,
     draw_samples,
     encode_scenes,
     measure_latents,
@@ -19,7 +20,7 @@ from kleinlite.nano.data import (
     text_batch,
 )
 from kleinlite.scenes import edit_held_out, held_out, instruction, relatives, sample_edit
-from kleinlite.training import decoder_loss, initialize
+from kleinlite.training import initialize
 
 
 def test_a_batch_depends_on_its_step_alone(world):

@@ -1,0 +1,72 @@
+"""The losses of chapter 12 mean what they say."""
+
+import mlx.core as mx
+import pytest
+from small_nano import GRID, small_world  # noqa: F401, a fixture
+
+from kleinlite.distillation import distill_loss, guided_mean_velocity
+from kleinlite.sampling import guide, schedule
+from kleinlite.text_encoder import tokenize
+
+GUIDANCES = (3.0, 3.0, 2.0)
+
+
+class Net:
+    """A network that answers velocity(img, txt, t)."""
+
+    def __init__(self, velocity):
+        self.velocity = velocity
+
+    def rope(self, img_ids, txt_ids):
+        return None
+
+    def __call__(self, img, txt, t, rope):
+        return self.velocity(img, txt, t)
+
+
+def loss_of(world, student, teacher, step, turn=1):
+    tokenizer, _, encoder, _, data = world
+    empty = encoder(*tokenize(tokenizer, [""], 32))
+    return distill_loss(student, teacher, encoder, empty, GUIDANCES, GRID, *data(turn), mx.zeros((step,))).item()
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+@pytest.mark.parametrize("turn", [1, 3])  # pictures, and edits, whose references are no part of the answer
+def test_nothing_to_learn_from_a_constant_field(world, step, turn):
+    constant = lambda value: Net(lambda img, txt, t: mx.full(img.shape, value))
+    assert loss_of(world, constant(0.5), constant(0.5), step, turn) < 1e-9
+    assert loss_of(world, constant(1.5), constant(0.5), step, turn) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_the_student_learns_the_guided_answer_of_its_step(world, step):
+    """The teacher answers by prompt; the student must be told the guided mean, each step with its own guidance."""
+    empty = world[2](*tokenize(world[0], [""], 32))
+    asked = lambda txt: mx.any(txt != empty, axis=(1, 2)).astype(mx.float32)[:, None, None]
+    teacher = Net(lambda img, txt, t: mx.ones(img.shape) * asked(txt))
+    guided = Net(lambda img, txt, t: guide(asked(txt), 0 * asked(txt), GUIDANCES[step]) * mx.ones(img.shape))
+    assert loss_of(world, guided, teacher, step) < 1e-9
+    assert loss_of(world, teacher, teacher, step) > 0.5
+
+
+def test_the_last_step_learns_from_the_pictures(world):
+    """At x = (1 − t)·clean + t·noise the answer is noise − clean, whatever the teacher says."""
+    clean, _, _, _, key = world[4](1)
+    t, eps = schedule(4, 36)[3], mx.random.normal(clean.shape, key=key)
+
+    def exact(img, txt, time):
+        assert time == t and mx.allclose(img, (1 - t) * clean + t * eps, atol=1e-5)
+        return eps - clean
+
+    assert loss_of(world, Net(exact), Net(lambda img, txt, t: img), 3) < 1e-9
+
+
+def test_mean_velocity_leads_where_two_steps_lead():
+    """A field that turns on the way: the mean velocity must end where two Euler steps of half the length end."""
+    x, txt = mx.random.normal((2, 4, 3), key=mx.random.key(0)), mx.zeros((2, 1, 1))
+    field = lambda x, t: t * x + 1
+    v = guided_mean_velocity(
+        Net(lambda img, txt, t: field(img, t)), x, mx.zeros((2, 0, 3)), txt, txt[:1], None, 0.9, 0.5, 2.0
+    )
+    half = x - 0.2 * field(x, 0.9)
+    assert mx.allclose(x - 0.4 * v, half - 0.2 * field(half, 0.7), atol=1e-5)
