@@ -14,8 +14,6 @@ In all functions tensors are "weight" and, where the mode has them, "scales", "b
 group are those of `kleinlite.quantisation.Packing`.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 

@@ -4,8 +4,6 @@ Chapter 7 packs one matrix and one linear layer; here are the embedding, matrice
 that never has more than one matrix in memory in both forms.
 """
 
-from __future__ import annotations
-
 import math
 
 import mlx.core as mx

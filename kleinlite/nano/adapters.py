@@ -3,8 +3,6 @@
 Chapter 13 learns the cross in front of the reader; `python -m kleinlite.finetune.bundled` trains and writes both.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ Under `mlx.launch` every process works out the gradient of its own batch, the gr
 the same step. The one trap: all must exchange the same arrays in the same order, or all wait for ever.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import zlib
