@@ -2,21 +2,23 @@
 
 We build the network that turns a picture into a small grid of numbers and back, and look inside those numbers.
 
-Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 051166df)
+Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 7947a0a2)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from .cpu import attention, conv2d, silu
+from .cpu import affine, attention, by_rows, conv2d, silu, upsample_conv2d
 
 __all__ = [
     "AutoencoderConfig",
     "GroupNorm",
     "Conv",
     "conv3",
+    "norm_silu_conv",
     "ResBlock",
     "AttnBlock",
     "Downsample",
@@ -65,23 +67,35 @@ class GroupNorm(nn.Module):
         rows = x.mean(axis=2).mean(axis=1).reshape(b, self._groups, -1)  # (b, groups, channels of a group)
         return mx.repeat(rows.mean(axis=-1), c // self._groups, axis=-1)[:, None, None]
 
+    def fit(self, x: mx.array) -> Callable[[mx.array], mx.array]:
+        """The norm of x as a function of any of its pixels: mean and variance are those of the whole."""
+        mean = self.mean(x)
+        squares = lambda x: mx.square(x - mean).mean(axis=2, keepdims=True)
+        scale = self.weight / mx.sqrt(self.mean(squares(x) if self.training else by_rows(squares, x)) + 1e-6)
+        return lambda x: affine(x, mean, scale, self.bias)
+
     def __call__(self, x: mx.array) -> mx.array:
-        x = x - self.mean(x)
-        return x * (self.weight / mx.sqrt(self.mean(x * x) + 1e-6)) + self.bias
+        return self.fit(x)(x)
 
 
 class Conv(nn.Conv2d):
     """MLX's layer with our `conv2d`, except in training: gradients want the whole at once."""
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, before: Callable[[mx.array], mx.array] = lambda x: x) -> mx.array:
         if self.training:
-            return super().__call__(x)
-        return conv2d(x, self.weight, self.stride[0], self.padding[0]) + self.bias
+            return super().__call__(before(x))
+        return conv2d(x, self.weight, self.stride[0], self.padding[0], self.bias, before)
 
 
 def conv3(c_in: int, c_out: int) -> Conv:
     """3×3 convolution that keeps height and width."""
     return Conv(c_in, c_out, 3, padding=1)
+
+
+def norm_silu_conv(norm: GroupNorm, conv: Conv, x: mx.array) -> mx.array:
+    """conv(silu(norm(x))), except that norm and SiLU may wait until the convolution reads a row."""
+    normed = norm.fit(x)
+    return conv(x, lambda rows: silu(normed(rows)))
 
 
 class ResBlock(nn.Module):
@@ -92,11 +106,11 @@ class ResBlock(nn.Module):
         self.norm1, self.conv1 = GroupNorm(c_in, groups), conv3(c_in, c_out)
         self.norm2, self.conv2 = GroupNorm(c_out, groups), conv3(c_out, c_out)
         if c_in != c_out:
-            self.nin_shortcut = nn.Conv2d(c_in, c_out, 1)
+            self.nin_shortcut = Conv(c_in, c_out, 1)
 
     def __call__(self, x: mx.array) -> mx.array:
-        h = self.conv1(silu(self.norm1(x)))
-        h = self.conv2(silu(self.norm2(h)))
+        h = norm_silu_conv(self.norm1, self.conv1, x)
+        h = norm_silu_conv(self.norm2, self.conv2, h)
         return h + (self.nin_shortcut(x) if "nin_shortcut" in self else x)
 
 
@@ -134,6 +148,8 @@ class Upsample(nn.Module):
         self.conv = conv3(c, c)
 
     def __call__(self, x: mx.array) -> mx.array:
+        if not self.training:
+            return upsample_conv2d(x, self.conv.weight, self.conv.bias)
         return self.conv(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2))
 
 
@@ -182,7 +198,7 @@ class Encoder(nn.Module):
             x = level(x)
             if "downsample" in level:
                 x = level.downsample(x)
-        return self.quant_conv(self.conv_out(silu(self.norm_out(self.mid(x)))))
+        return self.quant_conv(norm_silu_conv(self.norm_out, self.conv_out, self.mid(x)))
 
 
 class Decoder(nn.Module):
@@ -192,7 +208,7 @@ class Decoder(nn.Module):
         super().__init__()
         ch = cfg.decoder_channels or cfg.channels
         last = len(ch) - 1
-        self.post_quant_conv = nn.Conv2d(cfg.latent_channels, cfg.latent_channels, 1)
+        self.post_quant_conv = Conv(cfg.latent_channels, cfg.latent_channels, 1)
         self.conv_in = conv3(cfg.latent_channels, ch[-1])
         self.mid = Mid(ch[-1], cfg.groups)
         # Level k works at 1/2^k of the picture's size and level `last` runs first: the checkpoint's numbering.
@@ -207,7 +223,7 @@ class Decoder(nn.Module):
             x = level(x)
             if "upsample" in level:
                 x = level.upsample(x)
-        return self.conv_out(silu(self.norm_out(x)))
+        return norm_silu_conv(self.norm_out, self.conv_out, x)
 
 
 def pack(z: mx.array) -> mx.array:

@@ -10,7 +10,7 @@ MLX is made for Apple's chips. Its Linux CPU build gives the same results, but f
   The functions here use an exp made of plain MLX operations, which run on several values at once;
 - convolutions and attention, which are large: MLX lays out every pixel's neighbourhood, nine times the picture for a
   3 × 3 filter, or all scores at once, and starts on the next operation before the last is done. `conv2d` and
-  `attention` work on a few rows at a time: the same result in less memory, in about the same time.
+  `attention` work on a few rows at a time, in less memory; and 3 × 3 filters multiply half as often.
 
 Inside `mx.compile` those operations become two or three loops; so compile a training step. (Under `mx.grad`
 alone nothing is compiled, which is still quicker than MLX's own exp but half as quick as it could be. MLX
@@ -21,9 +21,10 @@ compiles with g++; where there is none, it runs the operations one by one.)
 """
 
 from .blas import blas_name, blas_speeds, setup, setup_process
-from .operations import FAST, SCORES, STRIP, attention, conv2d, exp, sigmoid, silu, softmax
+from .convolution import STRIP, by_rows, conv2d, upsample_conv2d
+from .operations import FAST, SCORES, affine, attention, exp, sigmoid, silu, softmax
 
 __all__ = [
-    "FAST", "SCORES", "STRIP", "attention", "blas_name", "blas_speeds", "conv2d", "exp", "setup", "setup_process",
-    "sigmoid", "silu", "softmax",
+    "FAST", "SCORES", "STRIP", "affine", "attention", "blas_name", "blas_speeds", "by_rows", "conv2d", "exp", "setup",
+    "setup_process", "sigmoid", "silu", "softmax", "upsample_conv2d",
 ]  # fmt: skip

@@ -99,6 +99,19 @@ def _fast_sigmoid_vjp(x, g, y):
 
 
 @mx.custom_function
+@mx.compile
+def _fast_silu(x):
+    return x / (1 + _exp(-x))
+
+
+@_fast_silu.vjp
+@mx.compile
+def _fast_silu_vjp(x, g, y):
+    s = 1 / (1 + _exp(-x))  # inside mx.compile the same numbers as above, not once more
+    return g * (s + y * (1 - s))
+
+
+@mx.custom_function
 def _fast_softmax(x):
     e = _exp_of_difference(x, x.max(axis=-1, keepdims=True))
     return e * (1 / e.sum(axis=-1, keepdims=True))
@@ -125,7 +138,17 @@ def sigmoid(x: mx.array) -> mx.array:
 
 def silu(x: mx.array) -> mx.array:
     """x · sigmoid(x), value by value."""
-    return x * sigmoid(x)
+    return _fast_silu(x) if _fast(x) else x * mx.sigmoid(x)
+
+
+@mx.compile
+def _affine(x, mean, scale, shift):
+    return (x - mean) * scale + shift
+
+
+def affine(x: mx.array, mean: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
+    """(x - mean) · scale + shift, in one pass over the memory."""
+    return _affine(x, mean, scale, shift) if _fast(x) else (x - mean) * scale + shift
 
 
 def softmax(x: mx.array, axis: int = -1) -> mx.array:
@@ -166,26 +189,3 @@ def _attention(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> 
         scores = scores.reshape(b, nh, s, -1) + mx.where(mask, 0.0, -mx.inf)
     weights = _fast_weights(scores).reshape(b, nkv, -1, k.shape[2])
     return ((weights @ v) * (1 / _reduce(mx.sum, weights))).reshape(b, nh, s, hd)
-
-
-# ---------------------------------------------------------------- convolutions
-
-STRIP = 8 * 2**20  # bytes of neighbourhoods at a time: they stay in the processor's cache
-
-
-def conv2d(x: mx.array, weight: mx.array, stride: int = 1, padding: int = 0) -> mx.array:
-    """Convolution with zeros around: (b, H, W, c_in), filters (c_out, k, k, c_in) → (b, H', W', c_out).
-
-    A row of the result only needs k rows of the picture. So we compute some rows, then the next ones, and join them.
-    """
-    b, H, W, c = x.shape
-    k = weight.shape[1]
-    height, width = ((side + 2 * padding - k) // stride + 1 for side in (H, W))
-    rows = max(1, STRIP // (4 * b * width * k * k * c))
-    if not _fast(x, weight) or k == 1 or rows >= height:
-        return mx.conv2d(x, weight, stride, padding)
-    if padding:
-        x = mx.pad(x, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
-    last = lambda first: min(first + rows, height) - 1  # row of a strip
-    strips = [x[:, first * stride : last(first) * stride + k] for first in range(0, height, rows)]
-    return mx.concatenate([mx.conv2d(strip, weight, stride) for strip in strips], axis=1)

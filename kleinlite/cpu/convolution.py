@@ -1,0 +1,131 @@
+"""Convolutions, and whatever else goes row by row over a picture, on a Linux CPU.
+
+MLX lays out the neighbourhood of every pixel, nine times the picture for a 3 × 3 filter, and multiplies that. Here:
+
+- a few rows at a time, one strip after the other. The same result, but what lies in between stays small;
+- 3 × 3 filters by Winograd's algorithm: four neighbouring results take 16 multiplications in place of 36. (Lavin and
+  Gray, Fast Algorithms for Convolutional Neural Networks, 2015, section 4.1: F(2 × 2, 3 × 3).) What is added up before
+  and after costs a rounding or two, as much as another order of adding would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from .operations import _fast
+
+STRIP = 8 * 2**20  # bytes of intermediate values at a time: they stay in the processor's cache
+
+
+def conv2d(
+    x: mx.array, weight: mx.array, stride: int = 1, padding: int = 0,
+    bias: mx.array | float = 0.0, before: Callable[[mx.array], mx.array] = lambda x: x,
+) -> mx.array:  # fmt: skip
+    """Convolution with zeros around: (b, H, W, c_in), filters (c_out, k, k, c_in) → (b, H', W', c_out), plus the bias.
+
+    before: what is done to each pixel of x first, such as SiLU. It need not be there for the whole picture at once.
+    """
+    b, H, W, c = x.shape
+    c_out, k = weight.shape[:2]
+    height, width = ((side + 2 * padding - k) // stride + 1 for side in (H, W))
+    if not _fast(x, weight):
+        return mx.conv2d(before(x), weight, stride, padding) + bias
+    if (k, stride, padding) == (1, 1, 0):
+        return before(x) @ weight[:, 0, 0].T + bias
+    convolve, values, step = lambda x: mx.conv2d(x, weight, stride), k * k * c, 1
+    if (k, stride) == (3, 1) and height % 2 == width % 2 == 0 and c >= 16 and b * height * width * c * c_out > FEW:
+        filters = winograd_filters(*mx.depends([weight], [x]))  # not before their turn
+        convolve, values, step = lambda x: winograd(x, filters), 4 * max(c, c_out), 2  # 16 values for 4 pixels
+
+    def strip(first: int, last: int) -> tuple[mx.array, Callable[[mx.array], mx.array]]:
+        top, bottom = first * stride - padding, (last - 1) * stride - padding + k
+        around = [(0, 0), (max(-top, 0), max(bottom - H, 0)), (padding, padding), (0, 0)]
+        return x[
+            :, max(top, 0) : min(bottom, H)
+        ], lambda x: convolve(mx.pad(before(x), around) if padding else before(x)) + bias
+
+    return _in_strips(strip, height, 4 * b * width * values, step)
+
+
+def upsample_conv2d(x: mx.array, weight: mx.array, bias: mx.array | float = 0.0) -> mx.array:
+    """Each pixel repeated, 2 × 2, then a 3 × 3 convolution with zeros around: (b, H, W, c_in) → (b, 2·H, 2·W, c_out).
+
+    Of the three rows that a result reads, two are one row of x. Those two rows of the filter are added up beforehand,
+    and the large picture in between is never there: 16 multiplications for four results in place of 36.
+    """
+    if not _fast(x, weight):
+        return mx.conv2d(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2), weight, padding=1) + bias
+    (b, H, W, c), c_out = x.shape, len(weight)
+    (weight,) = mx.depends([weight], [x])  # or MLX would prepare the filters of a whole network first, and keep them
+
+    def halves(w: mx.array, axis: int) -> tuple[mx.array, mx.array]:
+        """Of three rows or columns two, for the even and for the odd ones of the result."""
+        w0, w1, w2 = mx.split(w, 3, axis)
+        return mx.concatenate([w0, w1 + w2], axis), mx.concatenate([w0 + w1, w2], axis)
+
+    filters = [halves(half, 2) for half in halves(weight, 1)]  # 2 times 2 times (c_out, 2, 2, c_in)
+
+    def convolve(x: mx.array) -> mx.array:
+        h = x.shape[1] - 2
+        y = [mx.conv2d(x[:, i : i + h + 1, j : j + W + 1], filters[i][j]) for i in (0, 1) for j in (0, 1)]
+        y = mx.stack(y, axis=3).reshape(b, h, W, 2, 2, c_out)  # last but two: odd row? odd column?
+        return y.swapaxes(2, 3).reshape(b, 2 * h, 2 * W, c_out)
+
+    def strip(first: int, last: int) -> tuple[mx.array, Callable[[mx.array], mx.array]]:
+        around = [(0, 0), (int(first == 0), int(last == H)), (1, 1), (0, 0)]
+        return x[:, max(first - 1, 0) : last + 1], lambda x: convolve(mx.pad(x, around)) + bias
+
+    return _in_strips(strip, H, 4 * b * W * (8 * c + 8 * c_out))
+
+
+def by_rows(f: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
+    """f(x), where f works on every row (b, 1, W, c) of a picture (b, H, W, c) for itself."""
+    if not _fast(x):
+        return f(x)
+    return _in_strips(lambda first, last: (x[:, first:last], f), x.shape[1], 4 * 4 * x[:, :1].size)
+
+
+def _in_strips(
+    strip: Callable[[int, int], tuple[mx.array, Callable[[mx.array], mx.array]]],
+    height: int, row_bytes: int, step: int = 1,
+) -> mx.array:  # fmt: skip
+    """A picture of this height, a multiple of `step` rows at a time.
+
+    strip: rows first, ..., last - 1 of the result as what they are made of, and the function that makes them. Each
+    strip waits for the one before, or MLX would begin with many at once.
+    """
+    rows, strips = max(1, STRIP // row_bytes // step) * step, []
+    for first in range(0, height, rows):
+        x, f = strip(first, min(first + rows, height))
+        strips.append(f(mx.depends([x], strips[-1:])[0] if strips else x))
+    return mx.concatenate(strips, axis=1) if len(strips) > 1 else strips[0]
+
+
+# ---------------------------------------------------------------- Winograd's algorithm
+
+FEW = 10**7  # multiplications of a filter's point; with fewer, starting some 70 operations takes longer than they save
+
+
+def winograd_filters(weight: mx.array) -> list[mx.array]:
+    """Filters (c_out, 3, 3, c_in) → G w Gᵀ, 16 matrices (c_in, c_out), row by row."""
+    spread = lambda a, b, c: [a, (a + b + c) * 0.5, (a - b + c) * 0.5, c]
+    rows = spread(*(weight[:, i] for i in range(3)))  # 4 times (c_out, 3, c_in)
+    return [matrix.T for row in rows for matrix in spread(*(row[:, i] for i in range(3)))]
+
+
+def winograd(x: mx.array, filters: list[mx.array]) -> mx.array:
+    """Convolution without padding, (b, H + 2, W + 2, c_in) → (b, H, W, c_out), H and W even. In the paper's letters:
+
+    d, 4 × 4 pixels, two further for the next; V = Bᵀ d B; M = U · V, the products; Y = Aᵀ M A, 2 × 2 results.
+    """
+    b, H, W, c = x.shape[0], x.shape[1] - 2, x.shape[2] - 2, x.shape[3]
+    before = lambda d0, d1, d2, d3: (d0 - d2, d1 + d2, d2 - d1, d1 - d3)
+    behind = lambda m0, m1, m2, m3: (m0 + m1 + m2, m1 - m2 - m3)
+    columns = before(*(x[:, :, i : i + W : 2] for i in range(4)))  # 4 times (b, H + 2, W/2, c)
+    V = [before(*(d[:, i : i + H : 2] for i in range(4))) for d in columns]  # 4 times 4 times (b, H/2, W/2, c)
+    M = [[V[j][i].reshape(-1, c) @ filters[4 * i + j] for i in range(4)] for j in range(4)]
+    Y = zip(*(behind(*column) for column in M))  # for both rows of results: 4 times (b · H/2 · W/2, c_out)
+    rows = [mx.stack(behind(*row), axis=1).reshape(b, H // 2, W, -1) for row in Y]
+    return mx.stack(rows, axis=2).reshape(b, H, W, -1)
