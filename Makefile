@@ -65,8 +65,8 @@ clean-notebooks: $(VENV)/.book ## tidy what a session in Jupyter stored (all, or
 parity: $(VENV)/.test ## compare every block with the reference again, and write the page that says how close
 	$(BIN)/python tests/write_parity.py
 
-bench-peers: $(VENV)/.book ## time every stage beside diffusers and mflux (installed apart), and write "How fast"
-	$(BIN)/python -m kleinlite.bench.peers
+bench-peers: $(VENV)/.book ## time every stage beside diffusers and mflux (installed apart), and write "How fast"; ARGS="--turns 2 --threads 1": minutes
+	$(BIN)/python -m kleinlite.bench.peers $(ARGS)
 
 bench-full: $(VENV)/.base ## write a random model as large as 4b, run it in three precisions, print what it costs
 	$(BIN)/python -m kleinlite.bench.picture --full

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -41,6 +42,9 @@ STAGES = {  # name → what it is, and its multiplications and additions where t
     "silu · up": ("the gate of an MLP, 1536 × 9216", 0),
     "modulated norm": ("layer norm, scale and shift, 1536 × 3072", 0),
     "step": ("1 double and 2 single blocks of the 4B, 1024 + 512 tokens", 0),
+    "step, 8 bits": ("the same, its weights packed", 0),
+    "step, 4 bits": ("the same, its weights packed", 0),
+    "training": ("values and gradients of 7 small blocks, 32 pictures of 36 + 32 tokens", 0),
     "text encoder": ("layers of Qwen3-4B, 512 tokens", 0),
     "decode 256²": ("the released autoencoder's decoder", 0),
     "decode 512²": ("the same, four times the pixels", 0),
@@ -250,6 +254,11 @@ def write_page(found: dict, folder: Path) -> None:
         "text encoder" in found["stages"]
     )
     notes = [f"GFLOP/s of one second of processor time: {'; '.join(limits)}." if limits else "", layers]
+    alone = lambda stage: min(found["stages"].get(stage, {}).get("kleinlite", {}).get("processor", [math.nan]))
+    packed = [f"{bits} bits {alone(f'step, {bits} bits') / alone('step'):.2f}" for bits in (8, 4)]
+    notes += [f"A step with packed weights / in float32, processor time: {', '.join(packed)}."] * (
+        "nan" not in packed[0]
+    )
     notes += [f"Memory beyond what was held before decoding: {'; '.join(memory)}." if memory else ""]
     load = lambda values: ", ".join(f"{x:.1f}" for x in values)
     busy = max(found["load before"][0], found["load after"][0]) > 1.5

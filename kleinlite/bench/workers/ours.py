@@ -4,15 +4,19 @@ import sys
 from collections.abc import Callable
 
 import mlx.core as mx
-from loop import HEAD_SIZE, HEADS, PRODUCT, PROMPT, TEXT_TOKENS, TOKENS, WIDTH, serve
+import mlx.nn as nn
+from loop import BATCH, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL_TEXT, TEXT_TOKENS, TOKENS, WIDTH, serve
 
 from kleinlite import Klein, __version__
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.cpu import attention, blas_name, silu
+from kleinlite.models.packing import quantize
 from kleinlite.position_ids import image_ids, text_ids
+from kleinlite.quantisation import PACKINGS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer, TransformerConfig, modulate
 
+SMALL = {"double_blocks": 2, "single_blocks": 5, "heads": 4, "axes": (8, 8, 8, 8)}
 DTYPE = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
 
 
@@ -48,13 +52,28 @@ def modulation() -> Callable[[], None]:
     return timed(modulate, normal(1, TOKENS + TEXT_TOKENS, WIDTH), normal(1, 1, WIDTH), normal(1, 1, WIDTH))
 
 
-def step() -> Callable[[], None]:
+def step(bits: int | None = None) -> Callable[[], None]:
     net = Transformer(TransformerConfig(double_blocks=1, single_blocks=2))
     net.set_dtype(DTYPE)
+    if bits:
+        quantize(net, PACKINGS[bits], DTYPE)
     mx.eval(net.parameters())
     rope = net.rope(image_ids(32, 32), text_ids(TEXT_TOKENS))
     inputs = normal(1, TOKENS, 128), normal(1, TEXT_TOKENS, 7680), mx.array([0.5])
     return timed(lambda img, txt, t: net(img, txt, t, rope=rope), *inputs)
+
+
+def training_step() -> Callable[[], None]:
+    net = Transformer(TransformerConfig(**SMALL, d_text=SMALL_TEXT))
+    net.set_dtype(DTYPE)
+    mx.eval(net.parameters())
+    rope = net.rope(image_ids(6, 6), text_ids(32))
+    loss = lambda net, img, txt, t: net(img, txt, t, rope=rope).square().mean()
+    gradients = nn.value_and_grad(net, loss)
+    step = mx.compile(lambda *batch: gradients(net, *batch), inputs=net.state, outputs=net.state)
+    inputs = [normal(BATCH, 36, 128), normal(BATCH, 32, SMALL_TEXT), mx.full((BATCH,), 0.5)]
+    mx.eval(inputs)
+    return lambda: mx.eval(step(*inputs))
 
 
 def picture() -> Callable[[], object]:
@@ -64,7 +83,7 @@ def picture() -> Callable[[], object]:
 
 def decode(side: int) -> Callable[[], Callable[[], None]]:
     def prepare() -> Callable[[], None]:
-        net = Autoencoder(AutoencoderConfig())
+        net = Autoencoder(AutoencoderConfig()).eval()
         mx.eval(net.parameters())
         return timed(net.decode, mx.random.normal((1, side // 16, side // 16, 128), key=mx.random.key(0)))
 
@@ -81,7 +100,8 @@ def text_encoder() -> Callable[[], None]:
 
 STAGES = {
     "product": product, "addition": addition, "attention": attend, "silu · up": swiglu, "modulated norm": modulation,
-    "step": step, "picture": picture, "decode 256²": decode(256), "decode 512²": decode(512),
+    "step": step, "step, 8 bits": lambda: step(8), "step, 4 bits": lambda: step(4), "training": training_step,
+    "picture": picture, "decode 256²": decode(256), "decode 512²": decode(512),
     "text encoder": text_encoder,
 }  # fmt: skip
 

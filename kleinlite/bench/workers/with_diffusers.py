@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from loop import HEAD_SIZE, HEADS, PRODUCT, PROMPT, TEXT_TOKENS, TOKENS, WIDTH, serve
+from loop import BATCH, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL_TEXT, TEXT_TOKENS, TOKENS, WIDTH, serve
 
 DEVICE = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 DTYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16
@@ -70,6 +70,25 @@ def step() -> Callable[[], None]:
     return timed(lambda img, txt, t: net(img, txt, t, img_ids, txt_ids), *inputs)
 
 
+def training_step() -> Callable[[], None]:
+    from diffusers import Flux2Transformer2DModel
+
+    net = Flux2Transformer2DModel(
+        num_layers=2, num_single_layers=5, num_attention_heads=4, attention_head_dim=32, joint_attention_dim=SMALL_TEXT,
+        axes_dims_rope=(8, 8, 8, 8), guidance_embeds=False,
+    ).to(DEVICE, DTYPE)  # fmt: skip
+    ids = position_ids(6, 6, 32)
+    inputs = normal(BATCH, 36, 128), normal(BATCH, 32, SMALL_TEXT), torch.full((BATCH,), 0.5).to(DEVICE, DTYPE)
+
+    def run() -> None:
+        net.zero_grad()
+        net(*inputs, *ids).sample.square().mean().backward()
+        if DEVICE != "cpu":
+            getattr(torch, DEVICE).synchronize()
+
+    return run
+
+
 def pipeline(folder: str) -> tuple[Callable[..., object], dict]:
     from diffusers import Flux2KleinPipeline
 
@@ -113,7 +132,7 @@ def text_encoder() -> Callable[[], None]:
 
 STAGES = {
     "product": product, "addition": addition, "attention": attend, "silu · up": swiglu, "modulated norm": modulation,
-    "step": step, "picture": picture, "decode 256²": decode(256), "decode 512²": decode(512),
+    "step": step, "training": training_step, "picture": picture, "decode 256²": decode(256), "decode 512²": decode(512),
     "text encoder": text_encoder,
 }  # fmt: skip
 
