@@ -122,6 +122,13 @@ def captions(scene: Scene) -> list[str]:
     a = [_a(f"{thing.colour} {thing.kind}") for thing in scene.things]
     if not scene.is_landscape:
         on = f"on a {scene.background} background"
+        if len({(thing.kind, thing.colour) for thing in scene.things}) < len(a):
+            many = f"{scene.things[0].colour} {scene.things[0].kind}s"
+            counted = f"{('two', 'three')[len(a) - 2]} {many}"
+            return [many, counted, f"{counted} {on}"]
+        if len(a) == 3:
+            listed = f"{a[0]}, {a[1]} and {a[2]}"
+            return [listed, f"{listed} in a row", f"{listed} {on}"]
         if len(a) == 1:
             place = scene.things[0].place
             at = {"centre": ["", " in the middle"], "top": [" at the top"], "bottom": [" at the bottom"]}
@@ -149,6 +156,21 @@ def captions(scene: Scene) -> list[str]:
 def held_out(caption: str) -> bool:
     """One caption in ten is never trained on. It depends on the sentence alone, so both sets are disjoint."""
     return zlib.crc32(caption.encode()) % 10 == 0
+
+
+def content(scene: Scene) -> str:
+    """What a scene is about, whatever words name it: kinds, colours and how they stand to each other."""
+    named = [f"{thing.colour} {thing.kind}" for thing in scene.things]
+    if len(named) == 2:
+        return f" {'above' if scene.things[0].place == 'top' else 'left of'} ".join(named)
+    if not named:
+        return f"{scene.ground} {scene.sky} {scene.sun_side}"
+    return ", ".join(named) if len(named) == 3 else f"{named[0]} {scene.ground or scene.things[0].place}"
+
+
+def scene_held_out(scene: Scene) -> bool:
+    """One content in ten is never trained on, in no wording and on no background."""
+    return held_out(content(scene))
 
 
 def edit_held_out(before: Scene, text: str) -> bool:
@@ -238,6 +260,31 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
     return (scene,), instruction(scene, after), after
 
 
+def sample_row(seed: int) -> Scene:
+    """Two or three shapes side by side; one time in two they are all the same, which a plural can name."""
+    rng = random.Random(seed ^ 0x50EED)
+    jitter, count = rng.randrange(1 << 30), rng.choice((2, 3, 3, 3))
+    background = rng.choice(list(BACKGROUNDS))
+    colours = [colour for colour in COLOURS if colour != background]  # white on white would not be seen
+    if count == 2 or rng.random() < 0.4:
+        found = [(rng.choice(SHAPES), rng.choice(colours))] * count
+    else:
+        found = [(kind, rng.choice(colours)) for kind in rng.sample(SHAPES, 3)]
+    places = ("left", "centre", "right") if count == 3 else ("left", "right")
+    return Scene(
+        tuple(Thing(*thing, place) for thing, place in zip(found, places)), background=background, jitter=jitter
+    )  # fmt: skip
+
+
+def sample_one(seed: int) -> Scene:
+    """A single shape, more often than not in the middle, where it is largest: `sample` has few of these."""
+    rng = random.Random(seed ^ 0x1EED)
+    jitter, background = rng.randrange(1 << 30), rng.choice(list(BACKGROUNDS))
+    colour = rng.choice([colour for colour in COLOURS if (colour, background) != ("white", "white")])
+    place = "centre" if rng.random() < 0.7 else rng.choice(PLACES)
+    return Scene((Thing(rng.choice(SHAPES), colour, place),), background=background, jitter=jitter)
+
+
 def relatives(seed: int) -> list[Scene]:
     """A scene of two things, and what comes of it when each is as it was, has another colour or kind, or is gone.
 
@@ -305,9 +352,12 @@ def _mix(a, b, share: float) -> tuple[int, ...]:
 def _draw_shapes(canvas: _Canvas, scene: Scene, rng: random.Random) -> None:
     ground = BACKGROUNDS[scene.background]
     canvas.box(0, 0, 1, 1, ground)
+    centres, large = CENTRES, 0.19
+    if len(scene.things) == 3:  # a row
+        centres, large = CENTRES | {"left": (0.2, 0.5), "right": (0.8, 0.5)}, 0.115
     for thing in scene.things:
-        x, y = (c + rng.uniform(-0.025, 0.025) for c in CENTRES[thing.place])
-        r = (0.3 if thing.place == "centre" else 0.19) * rng.uniform(0.94, 1.06)
+        x, y = (c + rng.uniform(-0.025, 0.025) for c in centres[thing.place])
+        r = (0.3 if scene.things == (thing,) and thing.place == "centre" else large) * rng.uniform(0.94, 1.06)
         canvas.polygon(_polygon(thing.kind, x + 0.02, y + 0.025, r), _mix(ground, (60, 60, 80), 0.3))  # the shadow
         canvas.polygon(_polygon(thing.kind, x, y, r), COLOURS[thing.colour])
 

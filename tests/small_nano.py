@@ -43,6 +43,8 @@ def small_recipe(monkeypatch):
     monkeypatch.setattr(recipe, "SCENES", 40)
     monkeypatch.setattr(recipe, "EDITS", 200)
     monkeypatch.setattr(recipe, "FAMILIES", 4)
+    monkeypatch.setattr(recipe, "ROWS", 6)
+    monkeypatch.setattr(recipe, "ONES", 6)
     monkeypatch.setattr(recipe, "STEPS", dict.fromkeys(recipe.STEPS, 2))
     monkeypatch.setattr(recipe, "measure_latents", lambda model, size: measure_latents(model, size, 16))
     monkeypatch.setattr(recipe.train_with_progress, "__defaults__", (2, training_step))

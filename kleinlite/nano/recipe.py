@@ -23,7 +23,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -38,7 +39,7 @@ from ..errors import Parser, run_command
 from ..models.export import save_encoders, save_transformer
 from ..models.opening import load_tokenizer
 from ..pipeline import Klein
-from ..scenes import sample
+from ..scenes import Scene, sample
 from ..text_encoder import TextEncoder, TextEncoderConfig, tokenize
 from ..training import (
     autoencoder_loss,
@@ -63,6 +64,7 @@ from .data import (
     training_scenes,
 )
 from .judge import contact_sheet
+from .lessons import LESSONS, STUDENT, Lessons, StudentLessons, lesson_loss, more_scenes, student_loss
 from .run import (
     MISSING,
     Run,
@@ -77,11 +79,14 @@ from .run import (
     write_arrays,
 )
 from .stages import ABOUT, STAGES, STEPS, add_arguments
+from .vocabulary import extend
+from .widen import wide_config, widen
 
 SIZE, GRID, TOKENS = 96, (6, 6), 32
 HELD_OUT = 10_000_000  # scenes from this seed on are never trained on
 GUIDANCE = 3.0  # of the base model's samples
 GUIDANCES = (3.0, 3.0, 2.0)  # what the distilled model learns to do in its first three steps without being asked
+RATE = 1e-4  # of distillation
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
 READS = dict.fromkeys(STAGES, ()) | {  # what a stage needs from the ones before
@@ -89,10 +94,11 @@ READS = dict.fromkeys(STAGES, ()) | {  # what a stage needs from the ones before
     "transformer": ("autoencoder", "text_encoder"),
     "sharpen": ("autoencoder", "text_encoder", "transformer"),
     "edits": ("autoencoder", "text_encoder", "sharpen"),
-    "distill": ("autoencoder", "text_encoder", "edits"),
-    "export": ("autoencoder", "text_encoder", "edits", "distill"),
+    "wide": ("autoencoder", "text_encoder", "edits"),
+    "distill": ("autoencoder", "text_encoder", "wide"),
+    "export": ("autoencoder", "text_encoder", "wide", "distill"),
 }
-SCENES, EDITS, FAMILIES = 16_000, 8_000, 600  # what the training set is made of
+SCENES, EDITS, FAMILIES, ROWS, ONES = 16_000, 8_000, 600, 2_000, 3_000  # what the training set is made of
 TWINS = ("twins", "twins", "twins", "pictures", "twins")
 SAMPLES = (
     "a red circle above a blue square", "a yellow star", "a green triangle left of a pink heart",
@@ -174,19 +180,40 @@ class Recipe:
             self.made["text_encoder"] = model
         return self.made["text_encoder"]
 
+    def words(self) -> tuple[Tokenizer, TextEncoder]:
+        """The tokenizer and the text encoder with synonyms, capitals and plurals; nothing is trained for them."""
+        if "words" not in self.made:
+            narrow = self.trained_text_encoder()
+            tokenizer, table = extend(self.tokenizer(), narrow.embed_tokens.weight, mx.random.key(77))
+            model = TextEncoder(replace(narrow._cfg, vocab=table.shape[0]))
+            model.update(narrow.parameters())
+            model.embed_tokens.weight = table
+            model.freeze()
+            self.made["words"] = tokenizer, model
+        return self.made["words"]
+
     def data(self) -> FlowData:
-        """The training set; what is not in the folder yet is encoded, list by list, and kept there."""
+        """The training set of the narrow transformer."""
+        return FlowData(self.latents(training_scenes(SCENES, EDITS, FAMILIES)), self.tokenizer(), TOKENS, batch=32)
+
+    def lessons(self, kind: type[Lessons], turns: Sequence[str]) -> Lessons:
+        """The training set of the wide one."""
+        latents = self.latents(training_scenes(SCENES, EDITS, FAMILIES) | more_scenes(ROWS, ONES))
+        return kind(latents, self.words()[0], TOKENS, batch=32, turns=turns)
+
+    def latents(self, scenes_by_name: dict[str, list[Scene]]) -> dict[str, mx.array]:
+        """Of lists of scenes; what is not in the folder yet is encoded, list by list, and kept there."""
         path, autoencoder = self.file("latents"), self.trained_autoencoder()
         if is_rank_zero():
             newer = path.exists() and path.stat().st_mtime > self.file("autoencoder").stat().st_mtime
             known = read_arrays(path)[0] if newer else {}
-            for name, scenes in training_scenes(SCENES, EDITS, FAMILIES).items():
+            for name, scenes in scenes_by_name.items():
                 if name not in known or known[name].shape[0] != len(scenes):
                     bar = lambda rows, name=name: tqdm(rows, desc=f"encoding {name}")
                     known[name] = encode_scenes(autoencoder, scenes, SIZE, bar)
                     write_arrays(path, known)
         copy_from_rank_zero(path)
-        return FlowData(read_arrays(path)[0], self.tokenizer(), TOKENS, batch=32)
+        return read_arrays(path)[0]
 
     def autoencoder(self) -> None:
         until, model = self.steps["autoencoder"], Autoencoder(AUTOENCODER)
@@ -270,40 +297,50 @@ class Recipe:
         model = self.trained("sharpen", Transformer(TRANSFORMER))
         self.train_flow("edits", model, data, rate=0.6, decay=0.995, edit_shift=16.0)
 
-    def distill(self) -> None:
-        until, data, text_encoder = self.steps["distill"], self.data(), self.trained_text_encoder()
+    def wide(self) -> None:
+        """Twice as wide, and on with more words, rows, single shapes and the noise levels that four steps stand at."""
+        until, (_, text_encoder) = self.steps["wide"], self.words()
         self.finished_autoencoder()  # for the samples
-        data.turns = ("pictures", "pictures", "twins", "edits")
-        teacher, student = (self.trained("edits", Transformer(TRANSFORMER)) for _ in range(2))
+        model = widen(self.trained("edits", Transformer(TRANSFORMER)), mx.random.key(5))
+        run = Run(self.file("wide"), model, flow_optimizer(until, rate=0.5), decay=0.985)
+        loss = lambda model, *batch: lesson_loss(model, text_encoder, GRID, *batch)
+        self.train(run, until, loss, self.lessons(Lessons, LESSONS), lambda: self.grid("wide", distilled=False))
+
+    def distill(self) -> None:
+        until, (tokenizer, text_encoder) = self.steps["distill"], self.words()
+        self.finished_autoencoder()  # for the samples
+        teacher, student = (self.trained("wide", Transformer(wide_config(TRANSFORMER))) for _ in range(2))
         teacher.freeze()
-        empty = text_encoder(*tokenize(self.tokenizer(), [""], TOKENS))
-        optimizer = optim.AdamW(learning_rate(5e-4, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
-        run = Run(self.file("distill"), student, optimizer, decay=0.99)
-        loss = lambda model, *batch: distill_loss(model, teacher, text_encoder, empty, GUIDANCES, GRID, *batch)
-        batches = lambda step: (*data(step), mx.zeros((step // len(data.turns) % 4,)))
+        empty = text_encoder(*tokenize(tokenizer, [""], TOKENS))
+        rate = learning_rate(RATE, until, warmup=1)
+        optimizer = optim.AdamW(rate, betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+        run = Run(self.file("distill"), student, optimizer, decay=0.98)
+        loss = lambda model, *batch: student_loss(model, teacher, text_encoder, empty, GUIDANCES, GRID, *batch)
+        batches = self.lessons(StudentLessons, STUDENT)
         self.train(run, until, loss, batches, lambda: self.grid("distill", distilled=True))
 
     def export(self) -> Path:
         """Write `nano` (distilled) and inside it `base`, ready to be bundled."""
-        out = self.folder / "nano"
-        models = [self.trained(name, Transformer(TRANSFORMER)) for name in ("distill", "edits")]
-        self.save(out, models[0], distilled=True)
+        out, cfg = self.folder / "nano", wide_config(TRANSFORMER)
+        student, base = (self.trained(name, Transformer(cfg)) for name in ("distill", "wide"))
+        self.save(out, student, distilled=True)
         if is_rank_zero():
-            save_transformer(out / "base", models[1], self.trained_text_encoder()._cfg, distilled=False)
+            save_transformer(out / "base", base, self.words()[1]._cfg, distilled=False)
         return out
 
     def save(self, folder: Path, transformer: Transformer, distilled: bool) -> None:
         """A whole model as a folder."""
-        text_encoder, autoencoder = self.trained_text_encoder(), self.finished_autoencoder()
+        wide = transformer._cfg == wide_config(TRANSFORMER)
+        tokenizer, text_encoder = self.words() if wide else (self.tokenizer(), self.trained_text_encoder())
+        autoencoder = self.finished_autoencoder()
         if is_rank_zero():
-            tokenizer = load_tokenizer(self.folder)
             save_encoders(folder, autoencoder, AUTOENCODER, SIZE, text_encoder, tokenizer)
             save_transformer(folder, transformer, text_encoder._cfg, distilled)
 
     def grid(self, name: str, distilled: bool) -> str:
         """Draw the sample prompts with a run's average, side by side, into a PNG named after its stage."""
-        preview = self.folder / "preview"
-        self.save(preview, load_average(self.file(name), Transformer(TRANSFORMER)), distilled)
+        preview, cfg = self.folder / "preview", wide_config(TRANSFORMER) if name in ("wide", "distill") else TRANSFORMER
+        self.save(preview, load_average(self.file(name), Transformer(cfg)), distilled)
         more = {} if distilled else {"steps": 8, "guidance": GUIDANCE}
         drawn = Klein.from_pretrained(preview)(list(SAMPLES), seed=[0] * len(SAMPLES), progress=False, **more)
         contact_sheet(drawn).save(self.folder / f"{name}.png")
@@ -330,10 +367,9 @@ class Rehearsal(Recipe):
     def trained_autoencoder(self) -> Autoencoder:
         return self.trained("autoencoder", Autoencoder(AUTOENCODER))
 
-    def data(self) -> FlowData:
-        counts = {name: len(scenes) for name, scenes in training_scenes(SCENES, EDITS, FAMILIES).items()}
-        latents = {k: mx.zeros((count, GRID[0] * GRID[1], 128), dtype=mx.float16) for k, count in counts.items()}
-        return FlowData(latents, self.tokenizer(), TOKENS, batch=32)
+    def latents(self, scenes_by_name: dict[str, list[Scene]]) -> dict[str, mx.array]:
+        shape = GRID[0] * GRID[1], 128
+        return {name: mx.zeros((len(scenes), *shape), dtype=mx.float16) for name, scenes in scenes_by_name.items()}
 
     def train(self, run: Run, until: int, loss: Callable, batches: Callable, report: Callable[[], str]) -> None:
         """Leaves seconds for the first steps (they compile), seconds per step after that, and the peak in bytes."""
@@ -366,11 +402,12 @@ def _calibrate(recipe: Recipe, rehearsal: Rehearsal, stages: list[str]) -> None:
     say(f"{'stage':<13}{'steps':>7}{'to do':>8}{'s/step here':>13}{'time left':>13}{'peak memory':>13}")
     total, highest = 0.0, 0
     stages = [stage for stage in stages if stage in STEPS]
-    if any(stage in ("transformer", "sharpen", "edits", "distill") for stage in stages):
+    if any(stage in ("transformer", "sharpen", "edits", "wide", "distill") for stage in stages):
         stages.insert(min(i for i, stage in enumerate(stages) if stage not in tuple(STEPS)[:3]), "encoding")
     for stage in stages:
         if stage == "encoding":
-            steps = sum(-(-len(scenes) // 32) for scenes in training_scenes(SCENES, EDITS, FAMILIES).values())
+            lists = training_scenes(SCENES, EDITS, FAMILIES) | more_scenes(ROWS, ONES)
+            steps = sum(-(-len(scenes) // 32) for scenes in lists.values())
             todo = 0 if broadcast_from_rank_zero(mx.array(int(recipe.file("latents").exists()))).item() else steps
         else:
             steps = recipe.steps[stage]

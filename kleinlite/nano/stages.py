@@ -7,7 +7,7 @@ from pathlib import Path
 
 STEPS = {
     "autoencoder": 2000, "decoder": 900, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 9600,
-    "distill": 1280,
+    "wide": 1600, "distill": 200,
 }  # fmt: skip
 STAGES = (*STEPS, "export")
 ABOUT = "train klein-nano, the whole recipe or one stage; stop it with Ctrl-C at any time: it goes on where it was"

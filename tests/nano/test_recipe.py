@@ -23,7 +23,7 @@ def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, smal
     for model, distilled in (("nano", True), ("nano/base", False)):
         klein = Klein.from_pretrained(folder / model)
         assert klein.info.distilled == distilled and klein("a tree", seed=1, steps=1, progress=False).size == (96, 96)
-    drawn = {"transformer.png", "sharpen.png", "edits.png", "distill.png"}
+    drawn = {"transformer.png", "sharpen.png", "edits.png", "wide.png", "distill.png"}
     assert {p.name for p in folder.glob("*.png")} == drawn and not list(folder.glob("*partial*"))
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}
     recipe.main([str(folder)])

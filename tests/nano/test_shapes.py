@@ -7,8 +7,9 @@ import mlx.core as mx
 import pytest
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
+from kleinlite.nano.judge import asked, judge, shown
 from kleinlite.nano.shapes import find_shapes, one_shape, one_shape_cases, ripple, summary
-from kleinlite.scenes import COLOURS, SHAPES, Scene, Thing, draw
+from kleinlite.scenes import COLOURS, SHAPES, Scene, Thing, captions, draw
 
 STAR = Thing("star", "red", "centre")
 BLUE = (184, 212, 244)
@@ -66,3 +67,33 @@ def test_soft_pictures_are_still_read():
     """What an autoencoder does to a drawing, roughly."""
     for scene, _ in one_shape_cases()[::7]:
         assert one_shape(draw(scene).filter(ImageFilter.GaussianBlur(0.8)), scene.things[0])[0]
+
+
+PAIR = Scene((Thing("star", "red", "left"), Thing("circle", "blue", "right")), background="white", jitter=4)
+HOUSE = Scene((Thing("house", "red", "left"),), sky="day", ground="snow", sun_side="right", jitter=4)
+
+
+def wrong(image: Image.Image, scene: Scene) -> set[str]:
+    right = shown(judge(image), scene, asked(scene, captions(scene)[-1]))
+    return {name for name, ok in right.items() if not ok}
+
+
+def test_a_second_house_is_told():
+    one = draw(HOUSE)
+    assert not wrong(one, HOUSE)
+    for left in (40, 54):
+        two = one.copy()
+        two.paste(one.crop((10, 40, 44, 90)), (left, 40))
+        assert "number" in wrong(two, HOUSE)
+
+
+def test_a_third_shape_is_told():
+    three = draw(PAIR)
+    ImageDraw.Draw(three).rectangle((40, 8, 52, 20), fill=COLOURS["green"])
+    assert not wrong(draw(PAIR), PAIR) and "number" in wrong(three, PAIR)
+
+
+def test_shapes_are_read_where_they_stand():
+    moved = ImageChops.offset(draw(PAIR), 0, 20)
+    assert not wrong(moved, PAIR)
+    assert {"place 0", "place 1"} <= wrong(ImageChops.offset(draw(PAIR), 48, 0), PAIR)

@@ -1,0 +1,207 @@
+"""What the transformer is taught beyond chapter 8's batches: other words, rows of things, edits that ask for nothing.
+
+`Lessons` is chapter 8's `FlowData` with scenes held out by content, sentences that went through `words.reword`, rows of
+shapes among the pictures, and two more kinds of batch: adds and idle.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import mlx.core as mx
+from tokenizers import Tokenizer
+
+from ..position_ids import text_ids
+from ..sampling import guide, schedule
+from ..scenes import (
+    Scene,
+    captions,
+    edit_held_out,
+    held_out,
+    instruction,
+    relatives,
+    sample,
+    sample_edit,
+    sample_one,
+    sample_row,
+    scene_held_out,
+)
+from ..text_encoder import TEMPLATE, TextEncoder, tokenize
+from ..training import flow_ids, shifted_times
+from ..transformer import Transformer
+from .data import FlowData
+from .words import idle_instruction, reword
+
+MORE = {"rows": sample_row, "ones": sample_one}
+LESSONS = ("pictures", "pictures", "pictures", "twins", "pictures", "pictures", "pictures", "edits",
+           "pictures", "pictures", "pictures", "pictures", "adds", "pictures", "pictures", "pictures", "idle",
+           "pictures", "pictures", "pictures", "twins", "pictures", "pictures", "pictures", "pairs")  # fmt: skip
+STUDENT = ("pictures", "pictures", "pictures", "twins", "pictures", "pictures", "edits", "pictures", "pictures",
+           "adds", "pictures", "pictures", "idle")  # fmt: skip
+SEGMENTS = (3, 0, 3, 1, 3, 2, 3)  # which of the four steps a distillation step is about, by turns
+NONSENSE = 0.03  # how often a word is made up: what the rest of the sentence says still holds
+
+
+def said(rng: random.Random, scene, text: str | None = None) -> str:
+    """A sentence for the scene, in some words."""
+    if text is None:
+        text = rng.choice([c for c in captions(scene) if not held_out(c)] or [""])
+    if text and rng.random() < NONSENSE:
+        words = text.split()
+        words[rng.randrange(len(words))] = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 7)))
+        return " ".join(words)
+    return reword(rng, text)
+
+
+def sentences(count: int, first: int = 0) -> list[str]:
+    """Sentences of every kind that training uses, held-out ones left out: for the tokenizer and the text encoder."""
+    found = []
+    for seed in range(first, first + count):
+        rng, how = random.Random(f"sentence {seed}"), seed % 8
+        if how < 5:
+            scene = sample(seed)
+            found.append("" if scene_held_out(scene) else said(rng, scene))
+        elif how == 5:
+            found.append(said(rng, sample_row(seed)))
+        elif how == 6:
+            before, text, _ = sample_edit(seed)
+            found.append(said(rng, before[0], text))
+        else:
+            found.append(said(rng, None, idle_instruction(rng, sample(seed))))
+    return found
+
+
+class Lessons(FlowData):
+    """`FlowData`, of more kinds. latents["rows"] and ["ones"] are those of `sample_row`, `sample_one`."""
+
+    def __init__(
+        self,
+        latents: dict[str, mx.array],
+        tokenizer: Tokenizer,
+        tokens: int,
+        batch: int,
+        turns: Sequence[str] = LESSONS,
+    ):
+        super().__init__(latents, tokenizer, tokens, batch, turns)
+        self.scenes = {seed: sample(seed) for seed in self.seeds}
+        self.seeds = [seed for seed, scene in self.scenes.items() if not scene_held_out(scene)]
+        self.more = {
+            name: [(row, scene) for row, scene in enumerate(map(draw, range(latents[name].shape[0])))
+                   if not scene_held_out(scene)]
+            for name, draw in MORE.items()
+        }  # fmt: skip
+        self.growing, first = [], 0
+        for seed in range(10**9):
+            if first >= latents["relatives"].shape[0]:
+                break
+            family = relatives(seed)
+            pairs = []
+            for i, before in enumerate(family):
+                for j, after in enumerate(family):
+                    if len(before.things) == 1 and len(after.things) == 2 and set(before.things) < set(after.things):
+                        text = instruction(before, after)
+                        if text and not edit_held_out(before, text):
+                            pairs.append((text, first + i, first + j))
+            if pairs:
+                self.growing.append(pairs)
+            first += len(family)
+
+    def __call__(self, step: int):
+        rng = random.Random(step)
+        texts, clean, references = getattr(self, self.turns[step % len(self.turns)])(rng)
+        texts = ["" if rng.random() < 0.1 else self.fit(rng, text) for text in texts]
+        ids, mask = tokenize(self.tokenizer, texts, self.tokens)
+        return clean.astype(mx.float32), references.astype(mx.float32), ids, mask, mx.random.key(step)
+
+    def fit(self, rng: random.Random, text: str) -> str:
+        """The sentence in some words, if the text encoder has room for them."""
+        other = said(rng, None, text)
+        return other if len(self.tokenizer.encode(TEMPLATE.format(other)).ids) <= self.tokens else text
+
+    def pictures(self, rng: random.Random):
+        counts = {"rows": self.batch // 10, "ones": self.batch // 4}
+        seeds = rng.choices(self.seeds, k=self.batch - sum(counts.values()))
+        chosen = [("pictures", seed, self.scenes[seed]) for seed in seeds]
+        for name, count in counts.items():
+            chosen += [(name, *found) for found in rng.choices(self.more[name], k=count)]
+        texts = [rng.choice([c for c in captions(scene) if not held_out(c)] or [""]) for *_, scene in chosen]
+        clean = mx.stack([self.latents[name][row] for name, row, _ in chosen])
+        return texts, clean, clean[:, :0]
+
+    def adds(self, rng: random.Random):
+        found = [rng.choice(rng.choice(self.growing)) for _ in range(self.batch // 2)]
+        texts, before, after = zip(*found)
+        known = self.latents["relatives"]
+        return list(texts), known[mx.array(after)], known[mx.array(before)]
+
+    def idle(self, rng: random.Random):
+        seeds = rng.choices(self.seeds, k=self.batch // 2)
+        clean = self.latents["pictures"][mx.array(seeds)]
+        return [idle_instruction(rng, self.scenes[seed]) for seed in seeds], clean, clean
+
+
+def more_scenes(rows: int, ones: int) -> dict[str, list[Scene]]:
+    """What `Lessons` wants besides chapter 8's lists: shapes side by side, and single ones."""
+    return {"rows": [sample_row(seed) for seed in range(rows)], "ones": [sample_one(seed) for seed in range(ones)]}
+
+
+class StudentLessons(Lessons):
+    """The same for distillation: with each batch, which of the four steps it is about, as an array of that length."""
+
+    def __call__(self, step: int) -> tuple[mx.array, ...]:
+        return *super().__call__(step), mx.zeros((SEGMENTS[step % len(SEGMENTS)],))
+
+
+def lesson_times(key: mx.array, b: int, edits: bool) -> mx.array:
+    """Noise levels, (b,): half of them near 0.7, from where the last of four steps jumps to the picture.
+
+    A third is higher, where the layout is decided and, of edits, which thing is meant (shift 16); the rest is anywhere.
+    """
+    k_which, k_time = mx.random.split(key)
+    u, which = mx.random.uniform(shape=(b,), key=k_time), mx.random.uniform(shape=(b,), key=k_which)
+    high = shifted_times(k_time, b, 16.0) if edits else 0.8 + 0.2 * u
+    return mx.where(which < 0.5, 0.62 + 0.16 * u, mx.where(which < 0.85, high, u))
+
+
+def lesson_loss(
+    model: Transformer, text_encoder: TextEncoder, grid: tuple[int, int],
+    clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
+) -> mx.array:  # fmt: skip
+    """Chapter 8's flow loss at these noise levels."""
+    k_noise, k_time = mx.random.split(key)
+    b, n, _ = clean.shape
+    t, eps = lesson_times(k_time, b, references.shape[1] > 0), mx.random.normal(clean.shape, key=k_noise)
+    x = (1 - t[:, None, None]) * clean + t[:, None, None] * eps
+    txt = mx.stop_gradient(text_encoder(ids, mask))
+    img = mx.concatenate([x, references], axis=1)
+    v = model(img, txt, t, flow_ids(grid, references), text_ids(ids.shape[1]))[:, :n]
+    return ((v - (eps - clean)) ** 2).mean()
+
+
+def student_loss(
+    model: Transformer, teacher: Transformer, text_encoder: TextEncoder, empty: mx.array, guidance: tuple[float, ...],
+    grid: tuple[int, int], clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
+    segment: mx.array,
+) -> mx.array:  # fmt: skip
+    """One of four steps: the last learns from the pictures themselves, the others from two of the teacher's, guided.
+
+    guidance: of the first three steps. segment: an array as long as the number of the step, so that each has a graph.
+    """
+    i, (b, n, _) = segment.shape[0], clean.shape
+    t, t_end = schedule(4, n)[i : i + 2]
+    eps, txt = mx.random.normal(clean.shape, key=key), mx.stop_gradient(text_encoder(ids, mask))
+    rope = teacher.rope(flow_ids(grid, references), text_ids(ids.shape[1]))
+
+    def velocity(net, x, txt, t):
+        return net(mx.concatenate([x, references], axis=1), txt, t, rope=rope)[:, :n]
+
+    x = start = (1 - t) * clean + t * eps
+    target = eps - clean
+    if i < 3:
+        half, without = (t + t_end) / 2, mx.repeat(empty, b, axis=0)
+        for now, then in ((t, half), (half, t_end)):
+            v = guide(velocity(teacher, x, txt, now), velocity(teacher, x, without, now), guidance[i])
+            x = x + (then - now) * v
+        target = mx.stop_gradient((x - start) / (t_end - t))
+    return ((velocity(model, start, txt, t) - target) ** 2).mean()
