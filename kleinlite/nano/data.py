@@ -58,19 +58,6 @@ def autoencoder_batch(step: int, batch: int, size: int, crop: int) -> tuple[mx.a
     return mx.stack([x[i, r : r + crop, c : c + crop] for i, r, c in at]), mx.random.key(step)
 
 
-def decoder_batch(model: Autoencoder, step: int, batch: int, size: int) -> tuple[mx.array, mx.array]:
-    """Whole fresh pictures and their latents, with a little noise, as the transformer's will have."""
-    x = draw_samples(range(step * batch, (step + 1) * batch), size)
-    z = model.encode(x)
-    return x, z + 0.02 * mx.random.normal(z.shape, key=mx.random.key(step))
-
-
-def decoder_loss(model: Autoencoder, pixels: mx.array, latents: mx.array) -> mx.array:
-    """What the decoder alone makes of latents: mostly squared error, which is what PSNR counts."""
-    error = model.decode(latents) - pixels
-    return 0.3 * mx.abs(error).mean() + 4 * (error * error).mean()
-
-
 def measure_latents(model: Autoencoder, size: int, count: int = 512) -> None:
     """Fill the autoencoder's batch-norm statistics from `count` drawn scenes."""
     means = [mx.split(model.encoder(draw_samples(range(i, i + 16), size)), 2, axis=-1)[0] for i in range(0, count, 16)]

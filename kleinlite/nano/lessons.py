@@ -1,6 +1,6 @@
-"""What the transformer is taught beyond chapter 8's batches: other words, rows of things, edits that ask for nothing.
+"""What the transformer is taught beyond `FlowData`'s batches: other words, rows of things, edits that ask for nothing.
 
-`Lessons` is chapter 8's `FlowData` with scenes held out by content, sentences that went through `words.reword`, rows of
+`Lessons` is `FlowData` with scenes held out by content, sentences that went through `words.reword`, rows of
 shapes among the pictures, and two more kinds of batch: adds and idle.
 """
 
@@ -34,9 +34,9 @@ from .data import FlowData
 from .words import idle_instruction, reword
 
 MORE = {"rows": sample_row, "ones": sample_one}
-LESSONS = ("pictures", "pictures", "pictures", "twins", "pictures", "pictures", "pictures", "edits",
-           "pictures", "pictures", "pictures", "pictures", "adds", "pictures", "pictures", "pictures", "idle",
-           "pictures", "pictures", "pictures", "twins", "pictures", "pictures", "pictures", "pairs")  # fmt: skip
+LESSONS = ("pictures", "twins", "pictures", "edits", "pictures", "pictures", "twins", "pictures", "adds", "pictures",
+           "pictures", "twins", "pictures", "idle", "pictures", "pictures", "twins", "pictures", "edits", "pictures",
+           "pictures", "twins", "pictures", "pictures", "pairs")  # fmt: skip
 STUDENT = ("pictures", "pictures", "pictures", "twins", "pictures", "pictures", "edits", "pictures", "pictures",
            "adds", "pictures", "pictures", "idle")  # fmt: skip
 SEGMENTS = (3, 0, 3, 1, 3, 2, 3)  # which of the four steps a distillation step is about, by turns
@@ -142,7 +142,7 @@ class Lessons(FlowData):
 
 
 def more_scenes(rows: int, ones: int) -> dict[str, list[Scene]]:
-    """What `Lessons` wants besides chapter 8's lists: shapes side by side, and single ones."""
+    """What `Lessons` wants besides `training_scenes`: shapes side by side, and single ones."""
     return {"rows": [sample_row(seed) for seed in range(rows)], "ones": [sample_one(seed) for seed in range(ones)]}
 
 
@@ -168,7 +168,7 @@ def lesson_loss(
     model: Transformer, text_encoder: TextEncoder, grid: tuple[int, int],
     clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
 ) -> mx.array:  # fmt: skip
-    """Chapter 8's flow loss at these noise levels."""
+    """The flow loss at these noise levels."""
     k_noise, k_time = mx.random.split(key)
     b, n, _ = clean.shape
     t, eps = lesson_times(k_time, b, references.shape[1] > 0), mx.random.normal(clean.shape, key=k_noise)

@@ -53,8 +53,6 @@ from ..transformer import Transformer, TransformerConfig
 from .data import (
     FlowData,
     autoencoder_batch,
-    decoder_batch,
-    decoder_loss,
     draw_samples,
     encode_scenes,
     measure_latents,
@@ -63,6 +61,7 @@ from .data import (
     train_tokenizer,
     training_scenes,
 )
+from .decoding import decoder_batches, decoder_loss
 from .judge import contact_sheet
 from .lessons import LESSONS, STUDENT, Lessons, StudentLessons, lesson_loss, more_scenes, student_loss
 from .run import (
@@ -90,11 +89,11 @@ RATE = 1e-4  # of distillation
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
 READS = dict.fromkeys(STAGES, ()) | {  # what a stage needs from the ones before
-    "decoder": ("autoencoder",),
     "transformer": ("autoencoder", "text_encoder"),
     "sharpen": ("autoencoder", "text_encoder", "transformer"),
     "edits": ("autoencoder", "text_encoder", "sharpen"),
     "wide": ("autoencoder", "text_encoder", "edits"),
+    "decoder": ("autoencoder", "text_encoder", "wide"),
     "distill": ("autoencoder", "text_encoder", "wide"),
     "export": ("autoencoder", "text_encoder", "wide", "distill"),
 }
@@ -165,7 +164,7 @@ class Recipe:
         return self.made["autoencoder"]
 
     def finished_autoencoder(self) -> Autoencoder:
-        """With the decoder of the stage of that name, if it has run: the latents stay what they were."""
+        """With the decoder of the stage of that name, once it has run: the latents stay what they were."""
         if "finished" not in self.made:
             model = self.trained_autoencoder()
             if self.done("decoder"):
@@ -228,22 +227,6 @@ class Recipe:
 
         self.train(run, until, autoencoder_loss, lambda step: autoencoder_batch(step, 16, SIZE, 48), report)
 
-    def decoder(self) -> None:
-        """Sharper pictures from the same latents: whole ones, the encoder as it is."""
-        until, model = self.steps["decoder"], self.trained_autoencoder()
-        model.freeze()
-        model.decoder.unfreeze()
-        optimizer = optim.AdamW(learning_rate(1.5e-3, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
-        run = Run(self.file("decoder"), model, optimizer, decay=0.995)
-        x = draw_samples(range(HELD_OUT, HELD_OUT + 16), SIZE)
-        z, best = model.encode(x), Autoencoder(AUTOENCODER)
-        best.update(model.parameters())
-
-        def report() -> str:
-            return f"held-out PSNR {psnr(load_average(run.path, best).decode(z), x):.2f} dB"
-
-        self.train(run, until, decoder_loss, lambda step: decoder_batch(model, step, 4, SIZE), report)
-
     def text_encoder(self) -> None:
         until, tokenizer = self.steps["text_encoder"], self.tokenizer()
         model = TextEncoder(text_config(tokenizer))
@@ -302,9 +285,28 @@ class Recipe:
         until, (_, text_encoder) = self.steps["wide"], self.words()
         self.finished_autoencoder()  # for the samples
         model = widen(self.trained("edits", Transformer(TRANSFORMER)), mx.random.key(5))
-        run = Run(self.file("wide"), model, flow_optimizer(until, rate=0.5), decay=0.985)
+        run = Run(self.file("wide"), model, flow_optimizer(until, rate=0.6), decay=0.99)
         loss = lambda model, *batch: lesson_loss(model, text_encoder, GRID, *batch)
         self.train(run, until, loss, self.lessons(Lessons, LESSONS), lambda: self.grid("wide", distilled=False))
+
+    def decoder(self) -> None:
+        """Sharper pictures from the same latents, as the encoder gives them and as the wide stage writes them."""
+        until, model, (tokenizer, text_encoder) = self.steps["decoder"], self.trained_autoencoder(), self.words()
+        flow = self.trained("wide", Transformer(wide_config(TRANSFORMER)))
+        flow.freeze()
+        model.freeze()
+        model.decoder.unfreeze()
+        optimizer = optim.AdamW(learning_rate(1.5e-3, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+        run = Run(self.file("decoder"), model, optimizer, decay=0.99)
+        x = draw_samples(range(HELD_OUT, HELD_OUT + 16), SIZE)
+        z, best = model.encode(x), Autoencoder(AUTOENCODER)
+        best.update(model.parameters())
+
+        def report() -> str:
+            return f"held-out PSNR {psnr(load_average(run.path, best).decode(z), x):.2f} dB"
+
+        batches = decoder_batches(model, flow, text_encoder, tokenizer, TOKENS, 8, SIZE)
+        self.train(run, until, decoder_loss, batches, report)
 
     def distill(self) -> None:
         until, (tokenizer, text_encoder) = self.steps["distill"], self.words()
@@ -403,7 +405,9 @@ def _calibrate(recipe: Recipe, rehearsal: Rehearsal, stages: list[str]) -> None:
     total, highest = 0.0, 0
     stages = [stage for stage in stages if stage in STEPS]
     if any(stage in ("transformer", "sharpen", "edits", "wide", "distill") for stage in stages):
-        stages.insert(min(i for i, stage in enumerate(stages) if stage not in tuple(STEPS)[:3]), "encoding")
+        stages.insert(
+            min(i for i, stage in enumerate(stages) if stage not in ("autoencoder", "text_encoder")), "encoding"
+        )
     for stage in stages:
         if stage == "encoding":
             lists = training_scenes(SCENES, EDITS, FAMILIES) | more_scenes(ROWS, ONES)

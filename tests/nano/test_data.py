@@ -10,8 +10,6 @@ from kleinlite.autoencoder import Autoencoder, pack
 from kleinlite.nano.data import (
     FlowData,
     autoencoder_batch,
-    decoder_batch,
-    decoder_loss,
     draw_samples,
     encode_scenes,
     measure_latents,
@@ -19,6 +17,7 @@ from kleinlite.nano.data import (
     sample_sentence,
     text_batch,
 )
+from kleinlite.nano.decoding import decoder_batches, decoder_loss, written
 from kleinlite.scenes import edit_held_out, held_out, instruction, relatives, sample_edit
 from kleinlite.training import initialize
 
@@ -96,13 +95,24 @@ def test_psnr():
     assert psnr(mx.zeros((2, 2)), mx.full((2, 2), 0.2)) == pytest.approx(20.0, abs=1e-3)
 
 
-def test_the_decoder_learns_from_noisy_latents_of_whole_pictures(world):
-    autoencoder = world[1]
-    x, z = decoder_batch(autoencoder, 3, 2, 96)
-    assert mx.array_equal(x, draw_samples([6, 7], 96))
-    assert (z - autoencoder.encode(x)).std().item() == pytest.approx(0.02, rel=0.1)
+def test_the_decoder_learns_from_latents_as_the_flow_writes_them(world):
+    tokenizer, autoencoder, text_encoder, flow, _ = world
+    batches = decoder_batches(autoencoder, flow, text_encoder, tokenizer, 32, 8, 96)
+    (x, z), (again, same) = batches(3), batches(3)
+    assert mx.array_equal(x, again) and mx.array_equal(z, same)
+    away = (z - autoencoder.encode(x)).std(axis=(1, 2, 3)).tolist()
+    assert away[:2] == pytest.approx([0.02, 0.02], rel=0.1)  # clean ones: 2 of 8
+    assert min(away[2:]) > 0.04
 
     class Exact:
         decode = staticmethod(lambda latents: x + 0.5)
 
-    assert decoder_loss(Exact, x, z).item() == pytest.approx(0.3 * 0.5 + 4 * 0.25, abs=1e-5)
+    assert decoder_loss(Exact, x, z).item() == pytest.approx(0.5 + 2 * 0.25, abs=1e-5)
+
+
+def test_latents_without_noise_are_written_as_they_are(world):
+    _, autoencoder, text_encoder, flow, _ = world
+    z, txt = mx.random.normal((2, 6, 6, 128), key=mx.random.key(1)), mx.zeros((2, 32, 72))
+    same = written(flow, txt, z, mx.zeros((2,)), mx.random.key(2))
+    noisy = written(flow, txt, z, mx.full((2,), 0.7), mx.random.key(2))
+    assert mx.allclose(same, z, atol=1e-6) and not mx.allclose(noisy, z, atol=0.1)

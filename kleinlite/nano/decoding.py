@@ -1,0 +1,74 @@
+"""What the decoder is taught: to read latents as the flow writes them. Hand-written.
+
+The encoder's latents are exact; the transformer's are a little off, most of all after its last step, from t = 0.7 to
+the picture. So the decoder sees mostly latents that went through noise and one step of the transformer, and must find
+the drawn picture behind them. "Diffusion Transformers with Representation Autoencoders" (arXiv 2510.11690) adds noise to
+the decoder's latents for the same reason; these are the mistakes themselves.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import mlx.core as mx
+from tokenizers import Tokenizer
+
+from ..autoencoder import Autoencoder
+from ..position_ids import image_ids, text_ids
+from ..scenes import Scene, captions, sample, sample_one, sample_row
+from ..text_encoder import TextEncoder, tokenize
+from ..transformer import Transformer
+from .data import draw_scenes
+
+CLEAN = 4  # one picture in so many keeps the encoder's latents: editing and image-to-image start from these
+FIRST = 20_000_000  # scenes from this seed on: not those that the transformer has seen
+
+
+def decoder_scene(rng: random.Random, seed: int) -> Scene:
+    """Any scene, single shapes more often: a flat background and one outline show the decoder's faults best."""
+    kind = rng.random()
+    return sample(seed) if kind < 0.6 else sample_one(seed) if kind < 0.9 else sample_row(seed)
+
+
+def written(
+    flow: Transformer, txt: mx.array, latents: mx.array, t: mx.array, key: mx.array
+) -> mx.array:  # fmt: skip
+    """What one step takes latents (b, gh, gw, 128) with noise of level t (b,) for, in the same shape."""
+    b, gh, gw, c = latents.shape
+    clean, noise = latents.reshape(b, -1, c), mx.random.normal((b, gh * gw, c), key=key)
+    level = t[:, None, None]
+    x = (1 - level) * clean + level * noise
+    return (x - level * flow(x, txt, t, image_ids(gh, gw), text_ids(txt.shape[1]))).reshape(latents.shape)
+
+
+def written_times(key: mx.array, b: int) -> mx.array:
+    """Noise levels, (b,): two thirds near 0.7, where the last of four steps begins, the rest anywhere below 0.85."""
+    u = mx.random.uniform(shape=(b,), key=key)
+    return mx.where(mx.arange(b) < b * 2 // 3, 0.66 + 0.1 * u, 0.85 * u)
+
+
+def decoder_batches(
+    autoencoder: Autoencoder, flow: Transformer, text_encoder: TextEncoder, tokenizer: Tokenizer, tokens: int,
+    batch: int, size: int,
+) -> Callable[[int], tuple[mx.array, mx.array]]:  # fmt: skip
+    """A function of the step: drawn pictures (batch, size, size, 3) and latents of them, most of them written."""
+    write = mx.compile(lambda ids, mask, z, t, key: written(flow, text_encoder(ids, mask), z, t, key))
+
+    def draw_batch(step: int) -> tuple[mx.array, mx.array]:
+        rng, (k_clean, k_time, k_noise) = random.Random(step), mx.random.split(mx.random.key(step), 3)
+        scenes = [decoder_scene(rng, FIRST + step * batch + i) for i in range(batch)]
+        x, clean = draw_scenes(scenes, size), batch // CLEAN
+        z = autoencoder.encode(x)
+        ids, mask = tokenize(tokenizer, [rng.choice(captions(scene)) for scene in scenes[clean:]], tokens)
+        t = written_times(k_time, batch - clean)
+        kept = z[:clean] + 0.02 * mx.random.normal(z[:clean].shape, key=k_clean)
+        return x, mx.stop_gradient(mx.concatenate([kept, write(ids, mask, z[clean:], t, k_noise)]))
+
+    return draw_batch
+
+
+def decoder_loss(model: Autoencoder, pixels: mx.array, latents: mx.array) -> mx.array:
+    """Absolute error, whose best guess at an uncertain edge is one side of it, and squared error, which PSNR counts."""
+    error = model.decode(latents) - pixels
+    return mx.abs(error).mean() + 2 * (error * error).mean()
