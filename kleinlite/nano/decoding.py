@@ -2,8 +2,8 @@
 
 The encoder's latents are exact; the transformer's are a little off, most of all after its last step, from t = 0.7 to
 the picture. So the decoder sees mostly latents that went through noise and one step of the transformer, and must find
-the drawn picture behind them. "Diffusion Transformers with Representation Autoencoders" (arXiv 2510.11690) adds noise to
-the decoder's latents for the same reason; these are the mistakes themselves.
+the drawn picture behind them. "Diffusion Transformers with Representation Autoencoders" (arXiv 2510.11690) adds noise
+to the decoder's latents for the same reason; these are the mistakes themselves.
 """
 
 from __future__ import annotations
