@@ -13,7 +13,6 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from ..position_ids import text_ids
-from ..sampling import guide, schedule
 from ..scenes import (
     Scene,
     captions,
@@ -177,31 +176,3 @@ def lesson_loss(
     img = mx.concatenate([x, references], axis=1)
     v = model(img, txt, t, flow_ids(grid, references), text_ids(ids.shape[1]))[:, :n]
     return ((v - (eps - clean)) ** 2).mean()
-
-
-def student_loss(
-    model: Transformer, teacher: Transformer, text_encoder: TextEncoder, empty: mx.array, guidance: tuple[float, ...],
-    grid: tuple[int, int], clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
-    segment: mx.array,
-) -> mx.array:  # fmt: skip
-    """One of four steps: the last learns from the pictures themselves, the others from two of the teacher's, guided.
-
-    guidance: of the first three steps. segment: an array as long as the number of the step, so that each has a graph.
-    """
-    i, (b, n, _) = segment.shape[0], clean.shape
-    t, t_end = schedule(4, n)[i : i + 2]
-    eps, txt = mx.random.normal(clean.shape, key=key), mx.stop_gradient(text_encoder(ids, mask))
-    rope = teacher.rope(flow_ids(grid, references), text_ids(ids.shape[1]))
-
-    def velocity(net, x, txt, t):
-        return net(mx.concatenate([x, references], axis=1), txt, t, rope=rope)[:, :n]
-
-    x = start = (1 - t) * clean + t * eps
-    target = eps - clean
-    if i < 3:
-        half, without = (t + t_end) / 2, mx.repeat(empty, b, axis=0)
-        for now, then in ((t, half), (half, t_end)):
-            v = guide(velocity(teacher, x, txt, now), velocity(teacher, x, without, now), guidance[i])
-            x = x + (then - now) * v
-        target = mx.stop_gradient((x - start) / (t_end - t))
-    return ((velocity(model, start, txt, t) - target) ** 2).mean()

@@ -62,7 +62,7 @@ from .data import (
 )
 from .decoding import decoder_batches, decoder_loss
 from .judge import contact_sheet
-from .lessons import LESSONS, STUDENT, Lessons, StudentLessons, lesson_loss, more_scenes, student_loss
+from .lessons import LESSONS, STUDENT, Lessons, StudentLessons, lesson_loss, more_scenes
 from .run import (
     MISSING,
     Run,
@@ -84,7 +84,7 @@ SIZE, GRID, TOKENS = 96, (6, 6), 32
 HELD_OUT = 10_000_000  # scenes from this seed on are never trained on
 GUIDANCE = 3.0  # of the base model's samples
 GUIDANCES = (3.0, 3.0, 2.0)  # what the distilled model learns to do in its first three steps without being asked
-RATE = 1e-4  # of distillation
+RATE = 1e-4  # of distillation: the student already knows how to draw
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
 READS = dict.fromkeys(STAGES, ()) | {  # what a stage needs from the ones before
@@ -316,7 +316,7 @@ class Recipe:
         rate = learning_rate(RATE, until, warmup=1)
         optimizer = optim.AdamW(rate, betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
         run = Run(self.file("distill"), student, optimizer, decay=0.98)
-        loss = lambda model, *batch: student_loss(model, teacher, text_encoder, empty, GUIDANCES, GRID, *batch)
+        loss = lambda model, *batch: distill_loss(model, teacher, text_encoder, empty, GUIDANCES, GRID, *batch)
         batches = self.lessons(StudentLessons, STUDENT)
         self.train(run, until, loss, batches, lambda: self.grid("distill", distilled=True))
 
