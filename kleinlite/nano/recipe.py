@@ -34,6 +34,7 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
+from ..distillation import distill_loss
 from ..errors import Parser, run_command
 from ..models.export import save_encoders, save_transformer
 from ..models.opening import load_tokenizer
