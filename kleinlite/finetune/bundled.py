@@ -16,7 +16,7 @@ from .settings import Settings
 from .trainer import LoraTrainer
 
 FOLDER = Path(__file__).parents[1] / "nano" / "loras"
-COMMON = {"rank": 4, "batch": 8, "accumulate": 1, "rate": 2e-3, "held_out": 1 / 33}
+COMMON = {"rank": 2, "batch": 8, "accumulate": 1, "rate": 2e-3, "held_out": 1 / 33}
 SETTINGS = {
     "cross": Settings(**COMMON, steps=300, every=300, shift=6.0),
     "outlined": Settings(**COMMON, steps=400, every=400, shift=2.0),

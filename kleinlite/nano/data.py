@@ -28,6 +28,7 @@ from ..scenes import (
     relatives,
     sample,
     sample_edit,
+    scene_held_out,
 )
 from ..text_encoder import PAD, TEMPLATE, tokenize
 
@@ -190,7 +191,8 @@ class FlowData:
         turns: Sequence[str] = TURNS,
     ):  # fmt: skip
         self.latents, self.tokenizer, self.tokens, self.batch, self.turns = latents, tokenizer, tokens, batch, turns
-        self.seeds = list(range(latents["pictures"].shape[0]))  # scenes; name one twice and it comes twice as often
+        count = latents["pictures"].shape[0]  # name a scene twice and it comes twice as often
+        self.seeds = [seed for seed in range(count) if not scene_held_out(sample(seed))]
         self.edits_by_seed = [sample_edit(seed) for seed in range(latents["targets"].shape[0])]
         allowed = [s for s, (refs, text, _) in enumerate(self.edits_by_seed) if not edit_held_out(refs[0], text)]
         self.one_reference = [s for s in allowed if len(self.edits_by_seed[s][0]) == 1]

@@ -2,7 +2,9 @@
 
     python -m kleinlite.nano.judge --model nano --count 300 --grid grid.png
     python -m kleinlite.nano.judge --shapes                               one shape per picture, by its outline
+    python -m kleinlite.nano.judge --reworded                               the captions in other words
     python -m kleinlite.nano.judge --edits --grid edits.png                 edits of held-out scenes
+    python -m kleinlite.nano.judge --idle                                   edits of what is not there
     python -m kleinlite.nano.judge --sweep notebooks/accuracy.json          accuracy against steps and guidance
     python -m kleinlite.nano.judge --gallery notebooks/images/nano.png      the picture at the top of the README
 
@@ -22,6 +24,7 @@ import argparse
 import functools
 import itertools
 import json
+import random
 import textwrap
 from collections import Counter
 from dataclasses import replace
@@ -41,13 +44,15 @@ from ..scenes import (
     Scene,
     Thing,
     captions,
+    content,
     draw,
     edit_held_out,
-    held_out,
     sample,
     sample_edit,
+    scene_held_out,
 )
 from .shapes import find_shapes, one_shape, one_shape_cases, summary, there_and_back
+from .words import idle_instruction, reword
 
 SIZE = 96
 SKYLINE = 36  # things in a landscape reach no higher
@@ -188,16 +193,12 @@ def shown(seen: Scene, scene: Scene, want: Attributes) -> dict[str, bool]:
 
 
 def held_out_captions(count: int, first: int = 20_000_000) -> list[tuple[Scene, str]]:
-    """`count` scenes with a held-out caption each, the same every time."""
-    found, seen = [], set()
-    for seed in itertools.count(first):
-        scene = sample(seed)
-        fresh = [c for c in captions(scene) if held_out(c) and c not in seen]
-        if fresh:
-            seen.add(fresh[-1])
-            found.append((scene, fresh[-1]))
+    """`count` scenes of held-out content with a caption each, the same every time."""
+    found = {}  # by caption
+    for scene in filter(scene_held_out, map(sample, itertools.count(first))):
+        found.setdefault(random.Random(content(scene)).choice(captions(scene)), scene)
         if len(found) == count:
-            return found
+            return [(scene, caption) for caption, scene in found.items()]
 
 
 def facts(scene: Scene) -> Attributes:
@@ -269,17 +270,29 @@ def draw_all(klein, prompts: list[str], **settings) -> list[Image.Image]:
     return [picture for part in parts for picture in part]
 
 
-def draw_captions(klein, count: int, steps: int | None = None, guidance: float | None = None) -> tuple[list, list]:
-    """Pictures of held-out captions, seeds 0, 1, …, and of each what is right: see `shown`."""
+def draw_captions(
+    klein, count: int, steps: int | None = None, guidance: float | None = None, reworded: bool = False
+) -> tuple[list, list]:
+    """Pictures of held-out captions, seeds 0, 1, …, and of each what is right: see `shown`.
+
+    reworded: say the same with synonyms, capitals or without articles (`words.reword`).
+    """
     cases = held_out_captions(count)
-    pictures = draw_all(klein, [caption for _, caption in cases], steps=steps, guidance=guidance)
+    said = [in_other_words(caption) if reworded else caption for _, caption in cases]
+    pictures = draw_all(klein, said, steps=steps, guidance=guidance)
     return pictures, [shown(judge(p), scene, asked(scene, caption)) for (scene, caption), p in zip(cases, pictures)]
 
 
+def in_other_words(caption: str) -> str:
+    """Another sentence that says the same."""
+    rng = random.Random(caption)
+    return next(said for said in (reword(rng, caption) for _ in range(1000)) if said != caption)
+
+
 def report_captions(klein, options) -> list[Image.Image]:
-    pictures, results = draw_captions(klein, options.count, options.steps, options.guidance)
+    pictures, results = draw_captions(klein, options.count, options.steps, options.guidance, options.reworded)
     by_kind, attributes, whole = tally(results)
-    print(f"{options.model}, {options.count} held-out captions")
+    print(f"{options.model}, {options.count} held-out captions{' in other words' if options.reworded else ''}")
     for what, share in sorted(by_kind.items()):
         print(f"  {what:12} {100 * share:5.1f} %")
     print(f"  {'all':12} {100 * attributes:5.1f} %\n  {'whole picture':12}{100 * whole:5.1f} %")
@@ -310,6 +323,18 @@ def report_edits(klein, options) -> list[Image.Image]:
         by_how.setdefault(how, []).append(all(made.values()) and all(kept.values()))
     for how, right in sorted(by_how.items()):
         print(f"    {how + ' …':36} {100 * sum(right) / len(right):38.1f} % of {len(right)}")
+    return pictures
+
+
+def report_idle(klein, options) -> list[Image.Image]:
+    """Edits of things that are not there: how many pictures stay as they are. References and results by turns."""
+    pictures, right = [], 0
+    for i, (before, _, _) in enumerate(tqdm(held_out_edits(options.count), desc="editing", leave=False)):
+        reference, text = draw(before[0], SIZE), idle_instruction(random.Random(i), before[0])
+        result = klein(text, images=[reference], seed=i, steps=options.steps, guidance=options.guidance, progress=False)
+        right += all(edited(judge(result), before[0], before[0])[1].values())
+        pictures += [reference, result]
+    print(f"{options.model}: {right} of {options.count} ({100 * right / options.count:.1f} %) stay as they are")
     return pictures
 
 
@@ -361,7 +386,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--guidance", type=float)
     parser.add_argument("--shapes", action="store_true", help="one shape per picture, compared with its outline")
+    parser.add_argument("--reworded", action="store_true", help="the captions in other words")
     parser.add_argument("--edits", action="store_true", help="edit held-out scenes in place of drawing captions")
+    parser.add_argument("--idle", action="store_true", help="edits that ask for a thing that is not there")
     parser.add_argument("--grid", help="write the pictures, side by side, to this PNG")
     parser.add_argument("--sweep", type=Path, help="accuracy against steps and guidance of both models, into this JSON")
     parser.add_argument("--gallery", help="only draw the showcase prompts, into this PNG")
@@ -376,7 +403,8 @@ def main(argv: list[str] | None = None) -> None:
         return gallery(Klein.from_pretrained(options.model), options.gallery)
     if options.sweep:
         return sweep(options.sweep, options.count)
-    pictures = (report_edits if options.edits else report_captions)(Klein.from_pretrained(options.model), options)
+    report = report_edits if options.edits else report_idle if options.idle else report_captions
+    pictures = report(Klein.from_pretrained(options.model), options)
     if options.grid:
         contact_sheet(pictures).save(options.grid)
 

@@ -1,7 +1,7 @@
 """What the transformer is taught beyond `FlowData`'s batches: other words, rows of things, edits that ask for nothing.
 
-`Lessons` is `FlowData` with scenes held out by content, sentences that went through `words.reword`, rows of
-shapes among the pictures, and two more kinds of batch: adds and idle.
+`Lessons` is `FlowData` with sentences that went through `words.reword`, rows of shapes and single ones among the
+pictures, and two more kinds of batch: adds and idle.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ class Lessons(FlowData):
     ):
         super().__init__(latents, tokenizer, tokens, batch, turns)
         self.scenes = {seed: sample(seed) for seed in self.seeds}
-        self.seeds = [seed for seed, scene in self.scenes.items() if not scene_held_out(scene)]
         self.more = {
             name: [(row, scene) for row, scene in enumerate(map(draw, range(latents[name].shape[0])))
                    if not scene_held_out(scene)]
