@@ -38,7 +38,7 @@ def levels_apart(image, name):
 
 def test_it_is_small():
     size = sum(f.stat().st_size for f in find_model("nano").rglob("*") if f.is_file())
-    assert size <= 16e6
+    assert size <= 32e6
 
 
 def test_diffusers_draws_the_same(nano, base):
@@ -81,8 +81,8 @@ def test_it_draws_what_it_is_told(nano):
     drawn = nano([caption for _, caption in cases], seed=list(range(60)), progress=False)
     results = [shown(judge(p), scene, asked(scene, caption)) for (scene, caption), p in zip(cases, drawn)]
     by_kind, attributes, _ = tally(results)
-    assert attributes > 0.88, by_kind
-    assert min(by_kind[what] for what in ("colour", "place")) > 0.95 and by_kind["kind"] > 0.65, by_kind
+    assert attributes > 0.92, by_kind
+    assert min(by_kind[what] for what in ("colour", "place")) > 0.95 and by_kind["kind"] > 0.75, by_kind
 
 
 def test_it_edits(nano):
@@ -92,4 +92,4 @@ def test_it_edits(nano):
         seen = judge(nano(text, images=[draw(scene) for scene in before], seed=seed, progress=False))
         for rows, row in zip((made, kept), edited(seen, before[0], after)):
             rows.append(row)
-    assert tally(made)[1] > 0.7 and tally(kept)[1] > 0.75
+    assert tally(made)[1] > 0.8 and tally(kept)[1] > 0.85
