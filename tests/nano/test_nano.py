@@ -76,7 +76,7 @@ def test_the_autoencoder_keeps_pictures(nano):
 
 
 def test_it_draws_what_it_is_told(nano):
-    """Held-out captions, fixed seeds, the judge of kleinlite.evaluate; the README's table has more of them."""
+    """Held-out captions, fixed seeds, the judge of kleinlite.nano.judge; the README's table has more of them."""
     cases = held_out_captions(60)
     drawn = nano([caption for _, caption in cases], seed=list(range(60)), progress=False)
     results = [shown(judge(p), scene, asked(scene, caption)) for (scene, caption), p in zip(cases, drawn)]
