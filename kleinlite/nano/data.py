@@ -205,9 +205,13 @@ class FlowData:
         """clean (b, n, 128), references (b, r, 128) with r = 0, n or 2n, ids and mask (b, m), and the step's key."""
         rng = random.Random(step)
         texts, clean, references = getattr(self, self.turns[step % len(self.turns)])(rng)
-        texts = ["" if rng.random() < 0.1 else text for text in texts]  # so that guidance has an answer without one
+        texts = ["" if rng.random() < 0.1 else self.say(rng, text) for text in texts]  # guidance asks without one
         ids, mask = tokenize(self.tokenizer, texts, self.tokens)
         return clean.astype(mx.float32), references.astype(mx.float32), ids, mask, mx.random.key(step)
+
+    def say(self, rng: random.Random, text: str) -> str:
+        """The words in which a batch says this sentence."""
+        return text
 
     def pictures(self, rng: random.Random) -> tuple[list[str], mx.array, mx.array]:
         seeds = rng.choices(self.seeds, k=self.batch)

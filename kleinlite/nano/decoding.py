@@ -22,7 +22,7 @@ from ..transformer import Transformer
 from .data import draw_scenes
 
 CLEAN = 4  # one picture in so many keeps the encoder's latents: editing and image-to-image start from these
-FIRST = 20_000_000  # scenes from this seed on: not those that the transformer has seen
+FIRST = 40_000_000  # scenes from this seed on: neither those that the transformer has seen nor those of the judge
 
 
 def decoder_scene(rng: random.Random, seed: int) -> Scene:

@@ -21,12 +21,11 @@ from ..scenes import (
     instruction,
     relatives,
     sample,
-    sample_edit,
     sample_one,
     sample_row,
     scene_held_out,
 )
-from ..text_encoder import TEMPLATE, TextEncoder, tokenize
+from ..text_encoder import TEMPLATE, TextEncoder
 from ..training import flow_ids, shifted_times
 from ..transformer import Transformer
 from .data import FlowData
@@ -42,33 +41,13 @@ SEGMENTS = (3, 0, 3, 1, 3, 2, 3)  # which of the four steps a distillation step 
 NONSENSE = 0.03  # how often a word is made up: what the rest of the sentence says still holds
 
 
-def said(rng: random.Random, scene, text: str | None = None) -> str:
-    """A sentence for the scene, in some words."""
-    if text is None:
-        text = rng.choice([c for c in captions(scene) if not held_out(c)] or [""])
+def said(rng: random.Random, text: str) -> str:
+    """A sentence in some words."""
     if text and rng.random() < NONSENSE:
         words = text.split()
         words[rng.randrange(len(words))] = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 7)))
         return " ".join(words)
     return reword(rng, text)
-
-
-def sentences(count: int, first: int = 0) -> list[str]:
-    """Sentences of every kind that training uses, held-out ones left out: for the tokenizer and the text encoder."""
-    found = []
-    for seed in range(first, first + count):
-        rng, how = random.Random(f"sentence {seed}"), seed % 8
-        if how < 5:
-            scene = sample(seed)
-            found.append("" if scene_held_out(scene) else said(rng, scene))
-        elif how == 5:
-            found.append(said(rng, sample_row(seed)))
-        elif how == 6:
-            before, text, _ = sample_edit(seed)
-            found.append(said(rng, before[0], text))
-        else:
-            found.append(said(rng, None, idle_instruction(rng, sample(seed))))
-    return found
 
 
 class Lessons(FlowData):
@@ -105,16 +84,9 @@ class Lessons(FlowData):
                 self.growing.append(pairs)
             first += len(family)
 
-    def __call__(self, step: int):
-        rng = random.Random(step)
-        texts, clean, references = getattr(self, self.turns[step % len(self.turns)])(rng)
-        texts = ["" if rng.random() < 0.1 else self.fit(rng, text) for text in texts]
-        ids, mask = tokenize(self.tokenizer, texts, self.tokens)
-        return clean.astype(mx.float32), references.astype(mx.float32), ids, mask, mx.random.key(step)
-
-    def fit(self, rng: random.Random, text: str) -> str:
+    def say(self, rng: random.Random, text: str) -> str:
         """The sentence in some words, if the text encoder has room for them."""
-        other = said(rng, None, text)
+        other = said(rng, text)
         return other if len(self.tokenizer.encode(TEMPLATE.format(other)).ids) <= self.tokens else text
 
     def pictures(self, rng: random.Random):
@@ -141,7 +113,7 @@ class Lessons(FlowData):
 
 def more_scenes(rows: int, ones: int) -> dict[str, list[Scene]]:
     """What `Lessons` wants besides `training_scenes`: shapes side by side, and single ones."""
-    return {"rows": [sample_row(seed) for seed in range(rows)], "ones": [sample_one(seed) for seed in range(ones)]}
+    return {name: [MORE[name](seed) for seed in range(count)] for name, count in (("rows", rows), ("ones", ones))}
 
 
 class StudentLessons(Lessons):

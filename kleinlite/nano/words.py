@@ -1,7 +1,7 @@
 """Other words for the same scene: synonyms, capitals, missing articles; and instructions that ask for nothing.
 
 `captions` says each thing in one way. People do not, so klein-nano also learns from sentences that went through
-`reword`. `plain` is the way back, as far as there is one.
+`reword`.
 """
 
 from __future__ import annotations
