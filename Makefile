@@ -32,8 +32,8 @@ lab: $(VENV)/.book ## open the book in JupyterLab
 
 test: check test-notebooks book ## all tests: the quick ones, every notebook from top to bottom, the site
 
-check: lint ## the quick tests: promotion in step, lint, pytest
-	$(BIN)/python -m pytest -q
+check: lint ## the quick tests: promotion in step, lint, pytest, two files at a time
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 fuzz: $(VENV)/.test ## damage weight files and configs for ten minutes (SECONDS=600): all is read or refused in a sentence
 	$(BIN)/python tests/models/fuzz.py $(or $(SECONDS),600)
