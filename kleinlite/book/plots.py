@@ -6,6 +6,7 @@ Figures are small, on white (they must be legible on a dark page too), and have 
 import io
 import textwrap
 from collections.abc import Sequence
+from os.path import commonprefix
 
 import matplotlib.pyplot as plt
 import mlx.core as mx
@@ -296,3 +297,46 @@ def blocks() -> None:
     words(x, 0.3, "single block: one stream, side by side")
     plt.subplots_adjust(0, 0, 1, 1)
     show_figure()
+
+
+def tree_rows(names: Sequence[str], before: str = "", depth: int = 0) -> list[tuple[int, str, str]]:
+    """Dotted names as the rows of a tree: depth, what stands there, the whole name ("" where branches begin)."""
+    branches: dict[str, list[str]] = {}
+    for name in names:
+        branches.setdefault(name[len(before) :].split(".")[0], []).append(name)
+    found = []
+    for own in branches.values():
+        if len(own) == 1:
+            found.append((depth, own[0][len(before) :], own[0]))
+        else:
+            stem = commonprefix(own).rpartition(".")[0] + "."
+            found += [(depth, stem[len(before) :], ""), *tree_rows(own, stem, depth + 1)]
+    return found
+
+
+def name_trees(pairs: dict[str, Sequence[str]], titles: tuple[str, str], size: float = 7.2) -> None:
+    """Two trees of names and lines between them: each name on the left with those on the right that it became.
+
+    size: of the letters, in points.
+    """
+    sides = tree_rows(list(pairs)), tree_rows([name for names in pairs.values() for name in names])
+    letter, row = 0.602 * size / 72, 0.165  # inches
+    height = row * (max(map(len, sides)) + 2)
+    figure = plt.figure(figsize=(7.4, height))
+    ax = figure.add_axes((0, 0, 1, 1))
+    ax.set(xlim=(0, 7.4), ylim=(height, 0))
+    ax.axis("off")
+    ends: list[dict[str, tuple[float, float]]] = []
+    for side, (start, title, found) in enumerate(zip((0.05, 4.35), titles, sides)):
+        ax.text(start, row, title, fontsize=size + 1.5, weight="bold", va="center")
+        ends.append({})
+        for i, (depth, text, name) in enumerate(found):
+            x, y = start + 0.14 * depth, row * (i + 2.5)
+            ax.text(x, y, text, fontsize=size, family="DejaVu Sans Mono", va="center", color="black" if name else "#777")
+            ends[side][name] = (x - 0.05 if side else x + len(text) * letter + 0.1, y)
+    for ours, theirs in pairs.items():
+        colour = "#f08a24" if "txt" in ours else "#3ca052" if "img" in ours else "#3a60d6"
+        for name in theirs:
+            (x0, y0), (x1, y1) = ends[0][ours], ends[1][name]
+            ax.plot([x0, 2.75, 4.25, x1], [y0, y0, y1, y1], color=colour, linewidth=0.9)
+    show_figure(sharper=1.65)
