@@ -332,7 +332,8 @@ def name_trees(pairs: dict[str, Sequence[str]], titles: tuple[str, str], size: f
         ends.append({})
         for i, (depth, text, name) in enumerate(found):
             x, y = start + 0.14 * depth, row * (i + 2.5)
-            ax.text(x, y, text, fontsize=size, family="DejaVu Sans Mono", va="center", color="black" if name else "#777")
+            ink = "black" if name else "#777"
+            ax.text(x, y, text, fontsize=size, family="DejaVu Sans Mono", va="center", color=ink)
             ends[side][name] = (x - 0.05 if side else x + len(text) * letter + 0.1, y)
     for ours, theirs in pairs.items():
         colour = "#f08a24" if "txt" in ours else "#3ca052" if "img" in ours else "#3a60d6"
