@@ -298,7 +298,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES), metavar="STAGE")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, help="for each program (default: what each takes)")
-    parser.add_argument("--layers", type=int, default=27, help="of the text encoder; all 27 take 11 GB in float32")
+    parser.add_argument("--layers", type=int, default=27, help="of the text encoder; they share one layer's weights")
     parser.add_argument("--environments", type=Path, default=ROOT / ".peers", help="where the peers are installed")
     parser.add_argument("--diffusers", type=Path, metavar="PYTHON", help="an environment that has diffusers already")
     parser.add_argument("--mflux", type=Path, metavar="PYTHON", help="an environment that has mflux already")

@@ -121,11 +121,14 @@ def decode(side: int) -> Callable[[], Callable[[], None]]:
 def text_encoder() -> Callable[[], None]:
     from transformers import Qwen3Config, Qwen3Model
 
+    layers = int(sys.argv[2])
     config = Qwen3Config(
-        vocab_size=1000, hidden_size=2560, intermediate_size=9728, num_hidden_layers=int(sys.argv[2]),
+        vocab_size=1000, hidden_size=2560, intermediate_size=9728, num_hidden_layers=1,
         num_attention_heads=32, num_key_value_heads=8, head_dim=128,
     )  # fmt: skip
     net = Qwen3Model(config).to(DEVICE, DTYPE).eval()
+    net.layers = torch.nn.ModuleList([*net.layers] * layers)  # one layer's weights, again and again, as in ours.py
+    net.config.num_hidden_layers, net.config.layer_types = layers, net.config.layer_types * layers
     ids = torch.randint(0, 1000, (1, TEXT_TOKENS), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     return timed(lambda ids: net(ids, attention_mask=torch.ones_like(ids), use_cache=False), ids)
 
