@@ -1,82 +1,78 @@
 """kleinlite beside diffusers and mflux: the same stages by turns, and the page "How fast". Hand-written.
 
     make bench-peers                                    everything; the others get environments of their own
-    python -m kleinlite.bench.peers --stages step picture --turns 9
+    python -m kleinlite.bench.peers --stages step picture --turns 9      these only: printed, the page stays as it is
     python -m kleinlite.bench.peers --threads 1         on a busy machine: one thread each, processor time counts
 
 Weights are random, in float32 on a CPU and in bfloat16 on a GPU. Each program runs in a process of its own, one stage
-at a time; they take turns, because other work on a machine comes and goes. Best, median and spread are printed, kept
-in notebooks/how-fast.json, and written into notebooks/how-fast.md with a plot.
+at a time; they take turns, because other work on a machine comes and goes. What was measured is kept in
+notebooks/how-fast.json, and notebooks/how-fast.md with its plot is made of that.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import math
 import os
 import platform
-import statistics
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import mlx.core as mx
+
 from ..models.opening import find_model
-from .workers.loop import HEAD_SIZE, HEADS, PRODUCT, PROMPT, TEXT_TOKENS, TOKENS
+from .how_fast import write_notes, write_page, write_table
+from .stages import BUSY, STAGES, TOGETHER, Timing
+from .workers.loop import PROMPT
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).parent / "workers"
+SCRIPTS = {"kleinlite": "ours.py", "diffusers": "with_diffusers.py", "mflux": "with_mflux.py"}
+MLX = "mlx" if sys.platform == "darwin" else "mlx[cpu]" if mx.default_device() == mx.Device(mx.cpu) else "mlx[cuda]"
 PEERS = {
     "diffusers": ("torch==2.13.0", "diffusers==0.42.1", "transformers==5.23.0", "accelerate", "safetensors"),
-    "mflux": ("mlx[cpu]" if sys.platform == "linux" else "mlx", "scipy-openblas32", "transformers", "platformdirs",
-              "piexif", "toml", "pillow", "tokenizers", "safetensors", "tqdm"),
+    "mflux": (MLX, "scipy-openblas32", "transformers", "platformdirs", "piexif", "toml", "pillow", "tokenizers",
+              "safetensors", "tqdm"),
 }  # fmt: skip
-S = TOKENS + TEXT_TOKENS
-STAGES = {  # name → what it is, and its multiplications and additions where they are easily counted
-    "product": ("a product 1536 × 3072 × 9216, as in every block", 2 * PRODUCT[0] * PRODUCT[1] * PRODUCT[2]),
-    "addition": ("x + 1 for 34 million values", 0),
-    "attention": ("24 heads × 1536 tokens × 128", 4 * HEADS * S * S * HEAD_SIZE),
-    "silu · up": ("the gate of an MLP, 1536 × 9216", 0),
-    "modulated norm": ("layer norm, scale and shift, 1536 × 3072", 0),
-    "step": ("1 double and 2 single blocks of the 4B, 1024 + 512 tokens", 0),
-    "step, 8 bits": ("the same, its weights packed", 0),
-    "step, 4 bits": ("the same, its weights packed", 0),
-    "training": ("values and gradients of 7 small blocks, 32 pictures of 36 + 32 tokens", 0),
-    "text encoder": ("layers of Qwen3-4B, 512 tokens", 0),
-    "decode 256²": ("the released autoencoder's decoder", 0),
-    "decode 512²": ("the same, four times the pixels", 0),
-    "picture": ("klein-nano, four steps, in a warm process", 0),
-    "start to PNG": ("the same, from the shell: import, load, draw, save", 0),
-}
 
 
-class Timing(NamedTuple):
-    """What the turns of one stage in one program cost."""
-
-    seconds: list[float]
-    processor: list[float]  # seconds of all threads
-    peak_bytes: int  # beyond what was held before the stage
-
-    @property
-    def best(self) -> float:
-        return min(self.seconds)
+# ---------------------------------------------------------------- the programs
 
 
 def set_up(name: str, folder: Path) -> Path:
-    """The Python of an environment with a peer in it, made if it is not there. Ours is never touched."""
+    """The Python of an environment with a peer in it, made if it is not there. Ours is never touched.
+
+    Raises OSError, with what pip said last, if it cannot be made.
+    """
     python = folder / name / "bin" / "python"
     if not (folder / name / ".done").exists():
         print(f"Installing {name} into {folder / name} …", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", folder / name], check=True)
         pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, *PEERS[name]], check=True)
+        commands = [[sys.executable, "-m", "venv", folder / name], [*pip, *PEERS[name]]]
         if name == "mflux":  # by itself it would bring CUDA's libraries on Linux
-            subprocess.run([*pip, "--no-deps", "mflux==0.24.0"], check=True)
+            commands.append([*pip, "--no-deps", "mflux==0.24.0"])
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise OSError(f"{name} could not be installed: {last_line(done.stderr + done.stdout)}")
         (folder / name / ".done").touch()
     return python
+
+
+def last_line(text: str) -> str:
+    return ([line.strip() for line in text.splitlines() if line.strip()] or ["it said nothing"])[-1]
+
+
+def how_it_ended(status: int, said: str) -> str:
+    """Why a process that should have answered did not, in a few words."""
+    return f"killed by signal {-status}, perhaps for want of memory" if status < 0 else last_line(said)
 
 
 def environment(threads: int | None) -> dict[str, str]:
@@ -85,212 +81,176 @@ def environment(threads: int | None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **(limits if threads else {})}
 
 
-def take_turns(
-    commands: dict[str, list], stage: str, turns: int, threads: int | None
-) -> tuple[dict[str, Timing], dict[str, str]]:
-    """One stage in every program that has it: the timings, and what each program says it is."""
-    workers, versions, answers = {}, {}, {}
-    for name, command in commands.items():  # one after the other, so that no preparation disturbs another
-        worker = subprocess.Popen(
-            [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+class Worker:
+    """A process that runs one stage each time it is asked, in the environment of its program."""
+
+    def __init__(self, command: list, threads: int | None):
+        self.complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.complaints,
             env=environment(threads), text=True,
         )  # fmt: skip
-        first = json.loads(worker.stdout.readline() or '{"missing": true, "versions": "did not start"}')
-        versions[name] = first["versions"]
-        if "ready" in first:
-            workers[name], answers[name] = worker, []
+
+    def answer(self) -> dict:
+        """The next line that it says; OSError, with the reason, if it ends instead."""
+        line = self.process.stdout.readline()
+        if not line.endswith("\n"):
+            status = self.process.wait()
+            self.complaints.seek(0)
+            raise OSError(how_it_ended(status, self.complaints.read()))
+        return json.loads(line)
+
+    def run(self) -> dict:
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `answer` says how
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        return self.answer()
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+        self.complaints.close()
+
+
+@contextlib.contextmanager
+def busy_core(wanted: bool) -> Iterator[None]:
+    """Another program that keeps the first core busy, where Linux lets us choose; elsewhere any."""
+    if not wanted:
+        yield
+        return
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(other.pid, {min(os.sched_getaffinity(0))})
+        yield
+    finally:
+        other.kill()
+        other.wait()
+
+
+class Found(NamedTuple):
+    """What was measured: stage → program → Timing; what each program says it is; and what went wrong, in sentences."""
+
+    stages: dict[str, dict[str, Timing]]
+    versions: dict[str, str]
+    troubles: list[str]
+
+    @contextlib.contextmanager
+    def noting(self, stage: str, program: str) -> Iterator[None]:
+        """An OSError in here is a trouble, and said at once."""
+        try:
+            yield
+        except OSError as error:
+            self.troubles.append(f"{program} did not finish “{stage}”: {error}.")
+            print(self.troubles[-1], file=sys.stderr)
+
+
+def take_turns(commands: dict[tuple[str, str], list], turns: int, threads: int | None) -> Found:
+    """Run stages by turns in every program that has them. commands: (stage, program) → what starts its worker.
+
+    A program that dies is left out of the stage and named; the others go on.
+    """
+    found, workers, said, answers = Found({}, {}, []), {}, {}, {}
+    worker_of = lambda stage, program: (stage.removesuffix(BUSY), program)
+    try:
+        for (stage, program), command in commands.items():  # one after the other: no preparation disturbs another
+            key = worker_of(stage, program)
+            with found.noting(stage, program):
+                if key not in workers:
+                    workers[key] = Worker(command, threads)
+                    said[key] = workers[key].answer()
+                    found.versions[program] = said[key]["versions"]
+                if "ready" in said.get(key, {}):
+                    answers[stage, program] = []
         for _ in range(turns):
-            for name, worker in workers.items():
-                worker.stdin.write("\n")
-                worker.stdin.flush()
-                answers[name].append(json.loads(worker.stdout.readline()))
+            for stage, program in list(answers):
+                costs = answers.pop((stage, program))
+                with found.noting(stage, program), busy_core(stage.endswith(BUSY)):
+                    costs.append(workers[worker_of(stage, program)].run())
+                    answers[stage, program] = costs
     finally:
         for worker in workers.values():
-            worker.stdin.close()
-            worker.wait()
-    columns = lambda name, key: [answer[key] for answer in answers[name]]
-    return {
-        name: Timing(columns(name, "seconds"), columns(name, "processor"), max(columns(name, "peak_bytes")))
-        for name in answers
-    }, versions
+            worker.close()
+    for (stage, program), costs in answers.items():
+        seconds, processor, peaks = ([cost[key] for cost in costs] for key in ("seconds", "processor", "peak_bytes"))
+        found.stages.setdefault(stage, {})[program] = Timing(seconds, processor, max(peaks))
+    return found
 
 
-def start_to_png(commands: dict[str, list], turns: int, threads: int | None) -> dict[str, Timing]:
+def start_to_png(commands: dict[str, list], turns: int, threads: int | None) -> Found:
     """Whole processes, by turns."""
-    found = {name: Timing([], [], 0) for name in commands}
+    stage, found, timings = "start to PNG", Found({}, {}, []), {name: Timing([], [], 0) for name in commands}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(turns):
-            for name, command in commands.items():
-                before, start = os.times(), time.perf_counter()
-                words = [str(word).replace("OUT", f"{folder}/{name}.png") for word in command]
-                subprocess.run(words, check=True, env=environment(threads), capture_output=True)
-                after = os.times()
-                spent = after.children_user + after.children_system - before.children_user - before.children_system
-                found[name].seconds.append(time.perf_counter() - start)
-                found[name].processor.append(spent)
-    return found
+            for name in list(timings):
+                timing = timings.pop(name)
+                words = [str(word).replace("OUT", f"{folder}/{name}.png") for word in commands[name]]
+                with found.noting(stage, name):
+                    before, start = os.times(), time.perf_counter()
+                    done = subprocess.run(words, env=environment(threads), capture_output=True, text=True)
+                    seconds, after = time.perf_counter() - start, os.times()
+                    if done.returncode:
+                        raise OSError(how_it_ended(done.returncode, done.stderr))
+                    spent = after.children_user + after.children_system - before.children_user - before.children_system
+                    timing.seconds.append(seconds)
+                    timing.processor.append(spent)
+                    timings[name] = timing
+    return found._replace(stages={stage: timings} if timings else {})
 
 
 def measure(stages: list[str], pythons: dict[str, Path], turns: int, threads: int | None, layers: int) -> dict:
     """Everything, as plain data."""
-    nano = find_model("nano")
-    scripts = {"kleinlite": "ours.py", "diffusers": "with_diffusers.py", "mflux": "with_mflux.py"}
-    found = {"turns": turns, "threads": threads, "layers": layers, "load before": os.getloadavg(), "stages": {}}
-    for stage in stages:
-        print(f"{stage} …", file=sys.stderr, flush=True)
-        if stage == "start to PNG":
-            ours = [pythons["kleinlite"], "-m", "kleinlite", "generate", PROMPT, "--seed", 7, "-o", "OUT"]
-            whole = {"kleinlite": ours}
+    nano, found = find_model("nano"), Found({}, {}, [])
+    load, others = os.getloadavg(), processor_seconds()
+    start = time.perf_counter()
+    rounds = [[stage] for stage in STAGES if stage in stages and stage not in TOGETHER]
+    together = [stage for stage in TOGETHER if stage in stages]
+    for members in [*rounds, *([together] * bool(together))]:
+        print(f"{', '.join(members)} …", file=sys.stderr, flush=True)
+        if members == ["start to PNG"]:
+            whole = {
+                "kleinlite": [pythons["kleinlite"], "-m", "kleinlite", "generate", PROMPT, "--seed", 7, "-o", "OUT"]
+            }
             if "diffusers" in pythons:
-                whole["diffusers"] = [pythons["diffusers"], WORKERS / scripts["diffusers"], "--draw", nano, "OUT"]
-            timings = start_to_png(whole, turns, threads)
+                whole["diffusers"] = [pythons["diffusers"], WORKERS / SCRIPTS["diffusers"], "--draw", nano, "OUT"]
+            new = start_to_png(whole, turns, threads)
         else:
             commands = {
-                name: [python, WORKERS / scripts[name], stage, layers, nano] for name, python in pythons.items()
-            }
-            timings, versions = take_turns(commands, stage, turns, threads)
-            found.setdefault("versions", {}).update(versions)
-        found["stages"][stage] = {name: timing._asdict() for name, timing in timings.items()}
+                (stage, name): [python, WORKERS / SCRIPTS[name], stage.removesuffix(BUSY), layers, nano]
+                for stage in members for name, python in pythons.items()
+            }  # fmt: skip
+            new = take_turns(commands, turns, threads)
+        for mine, more in zip(found[:2], new[:2]):
+            mine.update(more)
+        found.troubles.extend(new.troubles)
+    wall, ours = time.perf_counter() - start, sum(os.times()[:4])
     settings = {name: value for name, value in os.environ.items() if name.startswith(("OPENBLAS_", "OMP_", "MKL_"))}
-    return found | {
-        "load after": os.getloadavg(), "machine": machine(), "cores": os.cpu_count(), "settings": settings,
+    return {
+        "turns": turns, "threads": threads, "layers": layers, "machine": machine(), "cores": os.cpu_count(),
+        "load before": load, "others": None if others is None else (processor_seconds() - others - ours) / wall,
+        "minutes": wall / 60, "settings": settings, "versions": found.versions, "troubles": found.troubles,
+        "stages": {s: {n: t._asdict() for n, t in found.stages[s].items()} for s in STAGES if s in found.stages},
     }  # fmt: skip
+
+
+def processor_seconds() -> float | None:
+    """What all programs of this machine together have spent since it started; only Linux tells."""
+    try:
+        user, nice, system, *_ = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:])
+    except OSError:
+        return None
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def machine() -> str:
     """The processor's name and the system."""
     try:
-        names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                 if line.startswith("model name")]  # fmt: skip
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         names = []
     return f"{names[0] if names else platform.processor() or platform.machine()}, {platform.system()}"
-
-
-# ---------------------------------------------------------------- the page
-
-PAGE = """\
-# How fast
-
-Every stage of a picture in kleinlite, beside diffusers and mflux, measured by turns on one machine.
-`make bench-peers` sets the others up in environments of their own, runs everything and writes this page. A stage that
-falls behind is shown like any other. Weights are random; on a CPU everything runs in float32, on a GPU in bfloat16.
-
-**The machine:** {machine}, {cores} cores; {threads}; {turns} turns. Its load (programs that wanted a core) was {before}
-before and {after} after.{warning}
-{versions}
-
-## Side by side
-
-Seconds, best (median, spread between the quartiles). *Ratio*: kleinlite's time / diffusers', of the best turns and of
-the medians; below 1 we are faster. *Processor*: the same for the time that all threads spent, which other work on the
-machine changes little.
-
-{table}
-
-<p><img src="images/how-fast.png" alt="Ratio of processor time, kleinlite to diffusers, for each stage"></p>
-
-{notes}
-
-## Your machine
-
-On Metal and CUDA the same program runs, and these rows are empty until somebody sends theirs (`notebooks/how-fast.json`
-in a pull request). The figures to beat there, from the seed of this project and not measured by this program: M3 Max,
-512², four steps: 7.73 s in all, 1.09 s a step.
-"""
-
-
-def quartiles(values: list[float]) -> float:
-    """The distance between the first and the third."""
-    first, _, third = statistics.quantiles(values, n=4)
-    return third - first
-
-
-def cell(timing: Timing | None) -> str:
-    if timing is None:
-        return ""
-    digits = 3 if timing.best < 1 else 2
-    numbers = [timing.best, statistics.median(timing.seconds)]
-    numbers += [quartiles(timing.seconds)] * (len(timing.seconds) > 2)  # two say nothing about a spread
-    best, *others = (f"{x:.{digits}f}" for x in numbers)
-    return f"{best} ({', '.join(others)})"
-
-
-def ratios(ours: Timing, theirs: Timing) -> tuple[float, float, float]:
-    """kleinlite's time / the other's: best, median, processor."""
-    return (
-        ours.best / theirs.best,
-        statistics.median(ours.seconds) / statistics.median(theirs.seconds),
-        min(ours.processor) / min(theirs.processor),
-    )
-
-
-def write_page(found: dict, folder: Path) -> None:
-    """notebooks/how-fast.md and its plot, from what `measure` found."""
-    rows = ["| stage | kleinlite | diffusers | ratio best, median | processor | mflux | ratio to mflux |",
-            "|-|-|-|-|-|-|-|"]  # fmt: skip
-    bars, limits = {}, []
-    for stage, timings in found["stages"].items():
-        known = {name: Timing(**timing) for name, timing in timings.items()}
-        ours, theirs, mflux = (known.get(name) for name in ("kleinlite", "diffusers", "mflux"))
-        best, median, processor = ratios(ours, theirs) if theirs else (None,) * 3
-        beside = f"{best:.2f}, {median:.2f} | **{processor:.2f}**" if theirs else " | "
-        to_mflux = f"{ours.best / mflux.best:.2f} ({ratios(ours, mflux)[2]:.2f} processor)" if mflux else ""
-        what, flops = STAGES[stage]
-        rows.append(f"| **{stage}**: {what} | {cell(ours)} | {cell(theirs)} | {beside} | {cell(mflux)} | {to_mflux} |")
-        if theirs:
-            bars[stage] = round(processor, 2)
-        if flops:
-            rate = lambda timing, flops=flops: f"{flops / min(timing.processor) / 1e9:.0f}" if timing else "–"
-            limits.append(f"{stage}: {rate(ours)} in kleinlite, {rate(theirs)} in diffusers")
-    memory = [
-        f"{stage}: {found['stages'][stage]['kleinlite']['peak_bytes'] / 1e6:,.0f} MB in kleinlite, "
-        f"{found['stages'][stage]['diffusers']['peak_bytes'] / 1e6:,.0f} MB in diffusers"
-        for stage in ("decode 256²", "decode 512²")
-        if "diffusers" in found["stages"].get(stage, {})
-    ]
-    layers = f"The text encoder ran {found['layers']} of its 27 layers; they are alike." * (
-        "text encoder" in found["stages"]
-    )
-    notes = [f"GFLOP/s of one second of processor time: {'; '.join(limits)}." if limits else "", layers]
-    alone = lambda stage: min(found["stages"].get(stage, {}).get("kleinlite", {}).get("processor", [math.nan]))
-    packed = [f"{bits} bits {alone(f'step, {bits} bits') / alone('step'):.2f}" for bits in (8, 4)]
-    notes += [f"A step with packed weights / in float32, processor time: {', '.join(packed)}."] * (
-        "nan" not in packed[0]
-    )
-    notes += [f"Memory beyond what was held before decoding: {'; '.join(memory)}." if memory else ""]
-    load = lambda values: ", ".join(f"{x:.1f}" for x in values)
-    busy = max(found["load before"][0], found["load after"][0]) > 1.5
-    warning = (
-        " **The machine was busy with other work: seconds are too long and uneven; believe the processor column.**"
-    )
-    page = PAGE.format(
-        machine=found["machine"], cores=found["cores"], turns=found["turns"], before=load(found["load before"]),
-        after=load(found["load after"]), warning=warning * busy, table="\n".join(rows),
-        threads=f"threads of each program: {found['threads'] or 'as many as it takes'}",
-        versions="\n".join(f"- {said}" for said in found.get("versions", {}).values()),
-        notes="\n".join(f"- {note}" for note in notes if note),
-    )  # fmt: skip
-    (folder / "how-fast.md").write_text(page, encoding="utf-8")
-    if bars:
-        draw_ratios(folder / "images" / "how-fast.png", bars)
-
-
-def draw_ratios(path: Path, ratio: dict[str, float]) -> None:
-    """Bars, and a line where both programs are equal."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2, 0.3 * len(ratio) + 0.8), layout="constrained")
-    axes = figure.add_subplot()
-    colours = ["#3b7dd8" if value <= 1 else "#c0562f" for value in ratio.values()]
-    axes.bar_label(axes.barh(list(ratio), list(ratio.values()), color=colours), fmt="%.2f", fontsize=7, padding=2)
-    axes.axvline(1.0, color="grey", linewidth=1, linestyle="--")
-    axes.set_xlim(0, 1.12 * max(1.0, *ratio.values()))  # room for the numbers
-    axes.invert_yaxis()
-    axes.set_xlabel("processor time, kleinlite / diffusers (left of the line: kleinlite is faster)", fontsize=8)
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=160)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -304,13 +264,19 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--mflux", type=Path, metavar="PYTHON", help="an environment that has mflux already")
     parser.add_argument("--page", type=Path, default=ROOT / "notebooks", help="the folder of how-fast.md")
     options = parser.parse_args(argv)
-    pythons = {"kleinlite": Path(sys.executable)}
+    pythons, missing = {"kleinlite": Path(sys.executable)}, []
     for name in PEERS:
-        pythons[name] = getattr(options, name) or set_up(name, options.environments)
+        try:
+            pythons[name] = getattr(options, name) or set_up(name, options.environments)
+        except OSError as error:
+            missing.append(f"{error}.")
+            print(missing[-1], file=sys.stderr)
     found = measure(options.stages, pythons, options.turns, options.threads, options.layers)
-    (options.page / "how-fast.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    write_page(found, options.page)
-    print((options.page / "how-fast.md").read_text(encoding="utf-8"))
+    found["troubles"][:0] = missing
+    print("\n".join([write_table(found), *write_notes(found)]))
+    if set(options.stages) == set(STAGES):
+        write_page(found, options.page)
+        print(f"{found['minutes']:.0f} minutes; {options.page / 'how-fast.md'}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 PRODUCT = (1536, 3072, 9216)  # rows, inputs, outputs: the widest matrices of a block of the 4B
 TOKENS, TEXT_TOKENS, HEADS, HEAD_SIZE, WIDTH = 1024, 512, 24, 128, 3072  # a picture of 512²
-BATCH, SMALL_TEXT = 32, 288  # of the training step: the network is as small as klein-nano's first
+COPY = 2**25  # values
+BATCH = 32  # of the training step, whose network is as small as klein-nano's first
+SMALL = {"double_blocks": 2, "single_blocks": 5, "heads": 4, "axes": (8, 8, 8, 8), "d_text": 288}
 PROMPT = "a red circle above a blue square"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 import mlx.nn as nn
-from loop import BATCH, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL_TEXT, TEXT_TOKENS, TOKENS, WIDTH, serve
+from loop import BATCH, COPY, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL, TEXT_TOKENS, TOKENS, WIDTH, serve
 
 from kleinlite import Klein, __version__
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
@@ -16,7 +16,6 @@ from kleinlite.quantisation import PACKINGS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer, TransformerConfig, modulate
 
-SMALL = {"double_blocks": 2, "single_blocks": 5, "heads": 4, "axes": (8, 8, 8, 8)}
 DTYPE = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
 
 
@@ -34,8 +33,8 @@ def product() -> Callable[[], None]:
     return timed(lambda x, w: x @ w.T, normal(rows, inputs), normal(outputs, inputs))
 
 
-def addition() -> Callable[[], None]:
-    return timed(lambda x: x + 1, normal(2**25))
+def copy() -> Callable[[], None]:
+    return timed(lambda x: x + 1, normal(COPY))
 
 
 def attend() -> Callable[[], None]:
@@ -64,14 +63,14 @@ def step(bits: int | None = None) -> Callable[[], None]:
 
 
 def training_step() -> Callable[[], None]:
-    net = Transformer(TransformerConfig(**SMALL, d_text=SMALL_TEXT))
+    net = Transformer(TransformerConfig(**SMALL))
     net.set_dtype(DTYPE)
     mx.eval(net.parameters())
     rope = net.rope(image_ids(6, 6), text_ids(32))
     loss = lambda net, img, txt, t: net(img, txt, t, rope=rope).square().mean()
     gradients = nn.value_and_grad(net, loss)
     step = mx.compile(lambda *batch: gradients(net, *batch), inputs=net.state, outputs=net.state)
-    inputs = [normal(BATCH, 36, 128), normal(BATCH, 32, SMALL_TEXT), mx.full((BATCH,), 0.5)]
+    inputs = [normal(BATCH, 36, 128), normal(BATCH, 32, SMALL["d_text"]), mx.full((BATCH,), 0.5)]
     mx.eval(inputs)
     return lambda: mx.eval(step(*inputs))
 
@@ -101,7 +100,7 @@ def text_encoder() -> Callable[[], None]:
 
 
 STAGES = {
-    "product": product, "addition": addition, "attention": attend, "silu · up": swiglu, "modulated norm": modulation,
+    "product": product, "copy": copy, "attention": attend, "silu · up": swiglu, "modulated norm": modulation,
     "step": step, "step, 8 bits": lambda: step(8), "step, 4 bits": lambda: step(4), "training": training_step,
     "picture": picture, "decode 256²": decode(256), "decode 512²": decode(512),
     "text encoder": text_encoder,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from loop import BATCH, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL_TEXT, TEXT_TOKENS, TOKENS, WIDTH, serve
+from loop import BATCH, COPY, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL, TEXT_TOKENS, TOKENS, WIDTH, serve
 
 DEVICE = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 DTYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16
@@ -34,8 +34,8 @@ def product() -> Callable[[], None]:
     return timed(torch.nn.functional.linear, normal(rows, inputs), normal(outputs, inputs))
 
 
-def addition() -> Callable[[], None]:
-    return timed(lambda x: x + 1, normal(2**25))
+def copy() -> Callable[[], None]:
+    return timed(lambda x: x + 1, normal(COPY))
 
 
 def attend() -> Callable[[], None]:
@@ -74,11 +74,12 @@ def training_step() -> Callable[[], None]:
     from diffusers import Flux2Transformer2DModel
 
     net = Flux2Transformer2DModel(
-        num_layers=2, num_single_layers=5, num_attention_heads=4, attention_head_dim=32, joint_attention_dim=SMALL_TEXT,
-        axes_dims_rope=(8, 8, 8, 8), guidance_embeds=False,
+        num_layers=SMALL["double_blocks"], num_single_layers=SMALL["single_blocks"], num_attention_heads=SMALL["heads"],
+        attention_head_dim=sum(SMALL["axes"]), axes_dims_rope=SMALL["axes"], joint_attention_dim=SMALL["d_text"],
+        guidance_embeds=False,
     ).to(DEVICE, DTYPE)  # fmt: skip
     ids = position_ids(6, 6, 32)
-    inputs = normal(BATCH, 36, 128), normal(BATCH, 32, SMALL_TEXT), torch.full((BATCH,), 0.5).to(DEVICE, DTYPE)
+    inputs = normal(BATCH, 36, 128), normal(BATCH, 32, SMALL["d_text"]), torch.full((BATCH,), 0.5).to(DEVICE, DTYPE)
 
     def run() -> None:
         net.zero_grad()
@@ -134,7 +135,7 @@ def text_encoder() -> Callable[[], None]:
 
 
 STAGES = {
-    "product": product, "addition": addition, "attention": attend, "silu · up": swiglu, "modulated norm": modulation,
+    "product": product, "copy": copy, "attention": attend, "silu · up": swiglu, "modulated norm": modulation,
     "step": step, "training": training_step, "picture": picture, "decode 256²": decode(256), "decode 512²": decode(512),
     "text encoder": text_encoder,
 }  # fmt: skip
@@ -144,8 +145,7 @@ if __name__ == "__main__":
         pipe, settings = pipeline(sys.argv[2])
         pipe(prompt=PROMPT, generator=torch.Generator().manual_seed(7), **settings).images[0].save(sys.argv[3])
     else:
-        import diffusers
-        import transformers
+        from importlib.metadata import version
 
-        versions = f"diffusers {diffusers.__version__}, transformers {transformers.__version__}"
+        versions = f"diffusers {version('diffusers')}, transformers {version('transformers')}"
         serve(STAGES, f"{versions}, torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads")
