@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 
 import mlx.core as mx
 
@@ -158,7 +159,13 @@ def softmax(x: mx.array, axis: int = -1) -> mx.array:
     return _fast_softmax(x.swapaxes(axis, -1)).swapaxes(axis, -1)
 
 
-SCORES = 32 * 2**20  # bytes of scores at a time
+SCORES = 10 * 2**20  # bytes of scores at a time: they stay in the processor's cache
+
+
+@cache
+def _second_stream() -> mx.Stream:
+    """MLX works on one operation of a stream at a time, most of them on one thread; so there are two streams."""
+    return mx.new_thread_unsafe_stream(mx.cpu)
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None = None) -> mx.array:
@@ -169,15 +176,32 @@ def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.arra
     """
     if not _fast(q, k, v):
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
-    b, nh, s, hd = q.shape
+    (b, nh, s, _), (nkv, keys) = q.shape, k.shape[1:3]
     q = q * (scale / LN2)  # powers of 2 are quicker than powers of e
     k, v = mx.contiguous(k), mx.contiguous(v)  # once, or each product below would do it
-    rows = max(1, SCORES // (4 * b * nh * k.shape[2]))  # a query needs no other query
-    if rows >= s:
+    shared = nh // nkv
+    size = 4 * shared * s * keys  # bytes of the scores of one head of keys
+    if b * nkv * size <= SCORES:
         return _attention(q, k, v, mask)
-    whole = mask if mask is None else mx.broadcast_to(mask, (*mask.shape[:-2], s, k.shape[2]))
-    mine = lambda i: whole if whole is None else whole[..., i : i + rows, :]
-    return mx.concatenate([_attention(q[:, :, i : i + rows], k, v, mine(i)) for i in range(0, s, rows)], axis=2)
+    groups, rows = max(1, SCORES // size), -(-s // -(-size // SCORES))  # heads of keys, and queries, at a time
+    streams = [mx.default_stream(mx.cpu), _second_stream()]
+    last = {stream: [] for stream in streams}
+    if mask is not None:
+        mask = mx.broadcast_to(mask, (b, nh, s, keys))
+
+    def part(i: int, g: int, row: int) -> mx.array:
+        """Some queries of some heads of picture i: they need no others."""
+        here, stream = slice(i, i + 1), streams[(i * nkv + g) // groups % 2]
+        mine = here, slice(shared * g, shared * (g + groups)), slice(row, row + rows)
+        kv = here, slice(g, g + groups)
+        with mx.stream(stream):
+            some = mx.depends([q[mine]], last[stream])[0]  # after the part before, or MLX would begin with many at once
+            last[stream] = [_attention(some, k[kv], v[kv], mask if mask is None else mask[mine])]
+        return last[stream][0]
+
+    heads = lambda i, g: mx.concatenate([part(i, g, row) for row in range(0, s, rows)], axis=2)
+    pictures = [mx.concatenate([heads(i, g) for g in range(0, nkv, groups)], axis=1) for i in range(b)]
+    return mx.concatenate(pictures)
 
 
 def _attention(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:

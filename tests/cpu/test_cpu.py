@@ -159,6 +159,18 @@ def test_attention_with_heads_behind_the_tokens():
     assert close(cpu.attention(q, k, v, 0.5), theirs)
 
 
+@linux
+def test_attention_takes_little_memory(monkeypatch):
+    """A few parts at a time, as far as MLX plans ahead, not the scores of all 64 heads."""
+    q = normal(1, 64, 256, 8)
+    monkeypatch.setattr(cpu.operations, "SCORES", 4 * 256 * 256)
+    mx.eval(q)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(cpu.attention(q, q, q, 0.3))
+    assert mx.get_peak_memory() - before < 32 * cpu.operations.SCORES
+
+
 # ---------------------------------------------------------------- convolutions
 
 
