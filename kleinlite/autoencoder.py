@@ -2,7 +2,7 @@
 
 We build the network that turns a picture into a small grid of numbers and back, and look inside those numbers.
 
-Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 7947a0a2)
+Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 54fb84b3)
 """
 
 from collections.abc import Callable
@@ -154,15 +154,18 @@ class Upsample(nn.Module):
 
 
 class Level(nn.Module):
-    """The residual blocks that work at one resolution."""
+    """The residual blocks that work at one resolution, and the step to the next, if there is one."""
 
     def __init__(self, c_in: int, c_out: int, layers: int, groups: int):
         super().__init__()
         self.block = [ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(layers)]
 
+    def layers(self) -> list[nn.Module]:
+        return [*self.block, *(self[name] for name in ("downsample", "upsample") if name in self)]
+
     def __call__(self, x: mx.array) -> mx.array:
-        for block in self.block:
-            x = block(x)
+        for layer in self.layers():
+            x = layer(x)
         return x
 
 
@@ -196,8 +199,6 @@ class Encoder(nn.Module):
         x = self.conv_in(x)
         for level in self.down:
             x = level(x)
-            if "downsample" in level:
-                x = level.downsample(x)
         return self.quant_conv(norm_silu_conv(self.norm_out, self.conv_out, self.mid(x)))
 
 
@@ -220,9 +221,8 @@ class Decoder(nn.Module):
     def __call__(self, z: mx.array) -> mx.array:
         x = self.mid(self.conv_in(self.post_quant_conv(z)))
         for level in reversed(self.up):
-            x = level(x)
-            if "upsample" in level:
-                x = level.upsample(x)
+            for layer in level.layers():  # not `level(x)`, in which a large x would stay until the last block
+                x = layer(x)
         return norm_silu_conv(self.norm_out, self.conv_out, x)
 
 

@@ -2,7 +2,7 @@
 
 From the config alone we predict how many weights, products, bytes and seconds a picture takes, and then measure.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 74c6dc81)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 9cb26b0c)
 """
 
 from dataclasses import replace
@@ -101,5 +101,5 @@ def plan_memory(
         autoencoder=4 * count_parameters(networks[1], vae_cfg),
         encode=size * text_cfg.d * max(56 * text, 2 * text_cfg.d_mlp),
         step=size * cfg.d * max(72 * tokens, 9 * cfg.d),
-        decode=3 * widest + 5 * STRIP if cpu else 6 * widest,
+        decode=2 * widest + 5 * STRIP if cpu else 6 * widest,
     )

@@ -5,6 +5,7 @@ import pytest
 from golden_tools import check
 from mlx.utils import tree_flatten
 
+from kleinlite import cpu
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, Downsample, GroupNorm, Upsample, pack, unpack
 
 
@@ -74,3 +75,16 @@ def test_group_norm_of_a_large_picture():
         mean, var = z.mean(axis=(0, 2), keepdims=True), z.var(axis=(0, 2), keepdims=True)
         exact = ((z - mean) / mx.sqrt(var + 1e-6)).reshape(x.shape).astype(mx.float32)
     check(GroupNorm(8, 2)(x), exact)
+
+
+@pytest.mark.skipif(not cpu.FAST, reason="only on a Linux CPU does the package go through a picture in strips")
+def test_decoding_holds_two_large_arrays(monkeypatch):
+    """One goes into the widest block, one is made in it: as `plan_memory` says."""
+    monkeypatch.setattr(cpu.convolution, "STRIP", 2**20)
+    net = Autoencoder(AutoencoderConfig(channels=(32, 64, 64, 64), groups=8)).eval()
+    latents = mx.random.normal((1, 16, 16, 128), key=mx.random.key(0))
+    mx.eval(net.parameters(), latents)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(net.decode(latents))
+    assert mx.get_peak_memory() - before < 2 * (4 * 256 * 256 * 64) + 5 * 2**20

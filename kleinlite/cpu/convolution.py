@@ -11,6 +11,7 @@ MLX lays out the neighbourhood of every pixel, nine times the picture for a 3 ×
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import mlx.core as mx
 
@@ -93,14 +94,23 @@ def _in_strips(
 ) -> mx.array:  # fmt: skip
     """A picture of this height, a multiple of `step` rows at a time.
 
-    strip: rows first, ..., last - 1 of the result as what they are made of, and the function that makes them. Each
-    strip waits for the one before, or MLX would begin with many at once.
+    strip: rows first, ..., last - 1 of the result as what they are made of, and the function that makes them. Each is
+    worked out and goes to its place before the next begins, so that nothing large is there twice.
     """
-    rows, strips = max(1, STRIP // row_bytes // step) * step, []
+    rows, result = max(1, STRIP // row_bytes // step) * step, None
     for first in range(0, height, rows):
-        x, f = strip(first, min(first + rows, height))
-        strips.append(f(mx.depends([x], strips[-1:])[0] if strips else x))
-    return mx.concatenate(strips, axis=1) if len(strips) > 1 else strips[0]
+        last = min(first + rows, height)
+        x, f = strip(first, last)
+        y = f(x)
+        if last - first == height:
+            return y
+        grown = y.shape[1] // (last - first)
+        if result is None:
+            result = mx.zeros((len(y), grown * height, *y.shape[2:]), y.dtype)
+        result[:, grown * first : grown * last] = y
+        with suppress(ValueError):  # inside `mx.compile` there is nothing to work out yet
+            mx.eval(result)
+    return result
 
 
 # ---------------------------------------------------------------- Winograd's algorithm

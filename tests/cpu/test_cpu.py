@@ -217,7 +217,7 @@ def test_upsample_conv2d(shape, strip, monkeypatch):
 @linux
 @pytest.mark.parametrize("filters", [8, 32])  # as MLX multiplies, and with fewer multiplications
 def test_conv2d_takes_little_memory(filters, monkeypatch):
-    """The result twice (in strips, joined) and some strips: not nine times the picture."""
+    """The result and some strips: not nine times the picture."""
     monkeypatch.setattr(cpu.convolution, "STRIP", 2**18)
     x, w = normal(1, 256, 256, 32), normal(filters, 3, 3, 32, seed=1)
     monkeypatch.setattr(cpu.convolution, "FEW", 0 if filters == 32 else math.inf)
@@ -229,7 +229,7 @@ def test_conv2d_takes_little_memory(filters, monkeypatch):
         mx.reset_peak_memory()
         mx.eval(f(x, w, 1, 1))
         peaks.append(mx.get_peak_memory() - before)
-    assert peaks[0] < 3 * x.nbytes < 9 * x.nbytes < peaks[1]
+    assert peaks[0] < 1.5 * x.nbytes < 9 * x.nbytes < peaks[1]
 
 
 @linux
