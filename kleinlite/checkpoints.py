@@ -2,7 +2,7 @@
 
 We open the files in which models are published, give every tensor its place, and refuse what does not fit.
 
-Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal fa009482)
+Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 42da30d8)
 """
 
 import json
@@ -62,7 +62,7 @@ def match(module: nn.Module, arrays: dict, rules: list[tuple[str, ...]], convert
     misshapen = [f"{sources[name][0]} is {shape}, expected {shapes[name]}" for name, shape in wrong.items()]
     if missing or extra or misshapen:
         lists = [("missing", missing), ("not expected", extra), ("of the wrong shape", misshapen)]
-        told = "; ".join(f"{len(x)} {what}: {', '.join(x[:4])}{' …' if len(x) > 4 else ''}" for what, x in lists if x)
+        found = "; ".join(f"{len(x)} {what}: {', '.join(x[:4])}{' …' if len(x) > 4 else ''}" for what, x in lists if x)
         kind = type(module).__name__.lower()
-        raise ValueError(f"The {kind}'s weights do not fit ({told}). Is this another model's file?")
+        raise ValueError(f"The {kind}'s weights do not fit ({found}). Is this another model's file?")
     return weights

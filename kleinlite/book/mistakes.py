@@ -1,4 +1,4 @@
-"""What if this line were wrong? Draws with one known mistake at a time, and says who notices.
+"""What if this line were wrong? Draws with one known mistake at a time, and says which checks notice.
 
 Hand-written; needs matplotlib. A mistake is a context: `line` changes a piece of a function's source for as long as it
 lasts, and whatever else patches something will do as well. So the package itself needs no switches.
@@ -70,9 +70,8 @@ def compare(
         seen = [ok for (scene, caption), picture in zip(cases, pictures)
                 for ok in shown(judge(picture), scene, asked(scene, caption)).values()]  # fmt: skip
         effect = effects[name] = Effect(sum(off) / len(off), sum(seen) / len(seen), caught)
-        rows[f"{textwrap.fill(name, 20)}\n{effect.levels:.1f} levels off\n{100 * effect.asked:.0f} % as asked"] = (
-            pictures[:4]
-        )
+        counted = f"{effect.levels:.1f} levels changed\n{sum(seen)} of {len(seen)} found"
+        rows[f"{textwrap.fill(name, 20)}\n{counted}"] = pictures[:4]
     plots.rows(rows)
     if effects["right"].caught:
         raise ValueError(f"A check that fails without a mistake tells nothing: {', '.join(effects['right'].caught)}.")

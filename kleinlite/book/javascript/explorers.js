@@ -254,7 +254,7 @@ function attentionViewer(place, read, steps) {
       gw,
     );
     captions[0].textContent = `expected after step ${now.step}`;
-    captions[1].textContent = `who looks at “${text}”: up to ${(Math.max(...seen) / mean).toFixed(1)} times the mean`;
+    captions[1].textContent = `what attends to “${text}”: up to ${(Math.max(...seen) / mean).toFixed(1)} times the mean`;
   };
   place.append(
     toggles("word", words, now.word, (v) => {

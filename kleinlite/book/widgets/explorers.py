@@ -134,7 +134,7 @@ def attention_viewer(klein: Klein, prompt: str, seed: int = 7, size: int | None 
         figure = Figure(figsize=(6.4, 2.9), layout="constrained")
         left, right = figure.subplots(1, 2)
         word_ = prompt[word[0] - start : word[1] - start]
-        preview, title = previews[step - 1], f"who looks at “{word_}”"
+        preview, title = previews[step - 1], f"what attends to “{word_}”"
         show_pictures(
             (left, right), {f"expected after step {step}": preview, title: preview.convert("L").convert("RGB")}
         )
