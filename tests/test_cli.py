@@ -320,6 +320,15 @@ def test_help_is_quick_and_complete(capsys):
     assert end.returncode == 0 and end.stdout.endswith("slow: []\n"), end.stdout + end.stderr
 
 
+def test_a_picture_imports_no_more_than_it_needs(here):
+    """From the shell to a PNG most of the time is imports; nobody sees a progress bar in a pipe."""
+    not_needed = ("tqdm", "asyncio", "numpy", "huggingface_hub", "PIL.JpegImagePlugin", "scipy_openblas32")
+    code = "import sys\nfrom kleinlite.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+    code += f"print('loaded:', [m for m in {not_needed} if m in sys.modules])"
+    end = in_a_process(code, "generate", PROMPT, "--size", "32x32", "--steps", 1, "--seed", 7, KLEINLITE_CPU="on")
+    assert end.returncode == 0 and end.stdout.endswith("loaded: []\n"), end.stdout + end.stderr
+
+
 # ---------------------------------------------------------------- the hub
 
 

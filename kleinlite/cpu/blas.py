@@ -13,6 +13,7 @@ MLX or the processor is another one.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import math
 import os
@@ -125,12 +126,9 @@ def _candidates() -> list[Candidate]:
         Candidate("OpenBLAS (system)", "libopenblasp.so.0", ""),  # Fedora: this one has threads
         Candidate("OpenBLAS (system)", "libopenblas.so.0", ""),
     ]
-    try:
-        import scipy_openblas32 as wheel
-    except ImportError:
-        return found
-    path = os.path.join(wheel.get_lib_dir(), wheel.get_library(fullname=True))
-    return [*found, Candidate("scipy-openblas32", path, "scipy_")]
+    wheel = importlib.util.find_spec("scipy_openblas32")  # importing it takes longer than loading the library
+    files = Path(wheel.origin).parent.glob("lib/libscipy_openblas*") if wheel and wheel.origin else ()
+    return [*found, *(Candidate("scipy-openblas32", str(file), "scipy_") for file in files)]
 
 
 def _addresses(path: str, prefix: str) -> dict[str, int]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 from PIL import Image
-from tqdm.auto import tqdm
 
 from ..memory import compute_dtype
 from ..models.opening import open_checkpoint
@@ -104,7 +103,12 @@ class DiffusionPipeline(Parts):
         """
         steps = self.draw_steps(request)
         try:
-            for _ in tqdm(range(request.steps), "drawing", leave=False, disable=not progress):
+            count = range(request.steps)
+            if progress:
+                from tqdm.auto import tqdm  # slow to import
+
+                count = tqdm(count, "drawing", leave=False)
+            for _ in count:
                 step = in_turn(next, steps)
                 yield step._replace(preview=partial(in_turn, step.preview))
         finally:

@@ -77,10 +77,10 @@ def save_picture(picture: Image.Image, path: str | Path) -> None:
     path, chunk = Path(path), PngImagePlugin.PngInfo()
     if "kleinlite" in picture.info:
         chunk.add_itxt("kleinlite", json.dumps(picture.info["kleinlite"], ensure_ascii=False))
-    draft = path.with_name(f".kleinlite-{secrets.token_hex(8)}.partial")
+    draft = path.with_name(f".kleinlite-{secrets.token_hex(8)}.partial.png")  # Pillow loads what the name says, no more
     try:
         with draft.open("xb") as file:  # new, by its own name: nobody else's, and no link
-            picture.save(file, format="PNG", pnginfo=chunk)
+            picture.save(file, pnginfo=chunk)
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(FileNotFoundError):
@@ -95,7 +95,7 @@ def save_picture(picture: Image.Image, path: str | Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Drafts that a killed process left: older than an hour, since writing one takes a second."""
-    for draft in folder.glob(".kleinlite-*.partial"):
+    for draft in folder.glob(".kleinlite-*.partial*"):
         with contextlib.suppress(OSError):  # somebody else's, or somebody else was quicker
             if time.time() - draft.lstat().st_mtime > 3600:
                 draft.unlink()
