@@ -2,7 +2,7 @@
 
 We join all parts: a prompt goes in, a picture comes out; and with reference pictures in, it edits.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal ec8e1dd2)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 689bd808)
 """
 
 import math
@@ -14,6 +14,7 @@ import mlx.core as mx
 from PIL import Image
 
 from .autoencoder import Autoencoder
+from .drawing.compiled import compile_on_gpu
 from .drawing.diffusion_pipeline import DiffusionPipeline
 from .drawing.picture_file import check_reference_size, to_rgb
 from .drawing.request import Request
@@ -114,6 +115,7 @@ def guided_field(klein: DiffusionPipeline, request: Request) -> Field:
         make = cached_velocity_field if klein.info.kv else make
     transformer = klein.load("transformer")
     fields = [make(transformer, txt, references, request.reference_grids, request.grid) for txt in features]
+    fields = [compile_on_gpu(field, transformer) for field in fields]
     if len(fields) == 1:
         return fields[0]
     return lambda x, t: guide(*(field(x, t) for field in fields), request.guidance_scale)

@@ -14,27 +14,30 @@ SMALL = {"double_blocks": 2, "single_blocks": 5, "heads": 4, "axes": (8, 8, 8, 8
 PROMPT = "a red circle above a blue square"
 
 
-def serve(stages: dict[str, Callable[[], Callable[[], object]]], versions: str) -> None:
+def peak_bytes() -> int:
+    """The most memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def serve(
+    stages: dict[str, Callable[[], Callable[[], object]]], versions: str, peak: Callable[[], int] = peak_bytes
+) -> None:
     """Prepare the stage that the command line names and run it once for each line of the input.
 
     stages: name → a function that prepares, and returns the function to be timed. Answers are lines of JSON.
+    peak: the most memory held so far; on a GPU what its library counts.
     """
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints does not mix with the answers
     say = lambda **words: print(json.dumps(words), file=answers, flush=True)
     if sys.argv[1] not in stages:
         return say(missing=True, versions=versions)
     run = stages[sys.argv[1]]()
-    before = peak_bytes()
+    before = peak()
     run()  # compiles, and brings weights into memory
     say(ready=True, versions=versions)
     for _ in sys.stdin:
         wall, processor = time.perf_counter(), time.process_time()
         run()
         seconds, processor = time.perf_counter() - wall, time.process_time() - processor
-        say(seconds=seconds, processor=processor, peak_bytes=peak_bytes() - before)
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+        say(seconds=seconds, processor=processor, peak_bytes=peak() - before)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from loop import BATCH, COPY, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL, TEXT_TOKENS, TOKENS, WIDTH, serve
+from loop import BATCH, COPY, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL, TEXT_TOKENS, TOKENS, WIDTH, peak_bytes, serve
 
 DEVICE = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 DTYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16
@@ -148,4 +148,5 @@ if __name__ == "__main__":
         from importlib.metadata import version
 
         versions = f"diffusers {version('diffusers')}, transformers {version('transformers')}"
-        serve(STAGES, f"{versions}, torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads")
+        versions = f"{versions}, torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads"
+        serve(STAGES, versions, torch.cuda.max_memory_allocated if DEVICE == "cuda" else peak_bytes)
