@@ -8,7 +8,8 @@ from functools import partial
 
 import mlx.core as mx
 
-from . import attention, blas, blas_name, conv2d, exp, setup, silu, softmax
+from . import affine, attention, blas, blas_name, conv2d, exp, setup, sigmoid, silu, softmax, upsample_conv2d
+from .packed import packed_matmul
 
 
 def time_ratio(own: Callable, theirs: Callable, *args: mx.array, rounds: int = 7) -> float:
@@ -34,12 +35,18 @@ def print_row(title: str, own: Callable, theirs: Callable, *shapes: tuple[int, .
     print(f"{title:40}{ratios[0]:10.2f}{ratios[1]:12.2f}{ratios[2]:10.2f}", flush=True)
 
 
+def print_forward(title: str, own: Callable, theirs: Callable, *args: mx.array | int) -> None:
+    """The first of these ratios alone, for what is only used forward."""
+    print(f"{title:40}{time_ratio(own, theirs, *args):10.2f}", flush=True)
+
+
 def benchmark() -> None:
     """Print a table of ratios, time here / time of MLX's own operation: below 1 is faster."""
     print(f"time here / time of MLX's own operation ({blas_name() or 'no fast BLAS'}, {os.cpu_count()} cores)")
     print(f"{'':40}{'forward':>10}{'+ backward':>12}{'compiled':>10}")
     large, small = (2048, 4096), (2176, 384)
     print_row(f"exp {large}", exp, mx.exp, large)
+    print_row(f"sigmoid {large}", sigmoid, mx.sigmoid, large)
     print_row(f"softmax {large}", softmax, lambda x: mx.softmax(x, axis=-1), large)
     for shape in (small, large):
         gated, theirs = lambda a, b: silu(a) * b, lambda a, b: a * mx.sigmoid(a) * b
@@ -49,9 +56,20 @@ def benchmark() -> None:
             how = {"scale": shape[3] ** -0.5, "mask": mask}
             own, theirs = partial(attention, **how), partial(mx.fast.scaled_dot_product_attention, **how)
             print_row(f"attention {shape}{title}", own, theirs, shape, shape, shape)
+    plain = lambda x, mean, scale, shift: (x - mean) * scale + shift
+    print_row("affine (1, 256, 256, 128)", affine, plain, (1, 256, 256, 128), *3 * [(1, 1, 1, 128)])
+    upsample = lambda x, w: mx.conv2d(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2), w, padding=1)
     for shape in ((1, 64, 64, 128), (1, 256, 256, 128)):
-        args = mx.random.normal(shape), mx.random.normal((128, 3, 3, 128)), 1, 1
-        print(f"{f'convolution {shape}':40}{time_ratio(conv2d, mx.conv2d, *args):10.2f}", flush=True)
+        args = mx.random.normal(shape), mx.random.normal((128, 3, 3, 128))
+        print_forward(f"convolution {shape}", conv2d, mx.conv2d, *args, 1, 1)
+        print_forward(f"upsampled, convolution {shape}", upsample_conv2d, upsample, *args)
+    for bits in (8, 4):
+        x, (w, scales, biases) = mx.random.normal((64, 1024)), mx.quantize(mx.random.normal((1024, 1024)), bits=bits)
+        ours = lambda x, *w, bits=bits: packed_matmul(
+            x, dict(zip(("weight", "scales", "biases"), w)), "affine", bits, 64
+        )
+        theirs = partial(mx.quantized_matmul, bits=bits)
+        print_forward(f"product with {bits} bits (64, 1024, 1024)", ours, theirs, x, w, scales, biases)
     if blas._original:
         a, b = mx.random.normal((256, 1024)), mx.random.normal((1024, 1024))
         mx.eval(a, b)
