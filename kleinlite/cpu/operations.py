@@ -139,7 +139,10 @@ def sigmoid(x: mx.array) -> mx.array:
 
 def silu(x: mx.array) -> mx.array:
     """x · sigmoid(x), value by value."""
-    return _fast_silu(x) if _fast(x) else x * mx.sigmoid(x)
+    if not _fast(x):
+        return x * mx.sigmoid(x)
+    # MLX compiles quick loops for arrays without gaps only: half of a large array is copied first.
+    return _fast_silu(mx.contiguous(x) if x.size > 2**18 else x)
 
 
 @mx.compile

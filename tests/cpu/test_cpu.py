@@ -90,6 +90,16 @@ def test_a_view_that_is_not_contiguous():
     assert close(cpu.softmax(x.T), mx.softmax(x.T, axis=-1))
 
 
+def test_half_of_a_large_array():
+    """As a gate is: copied before its exp."""
+    x = normal(300, 2000)
+    own, theirs = (
+        lambda x: cpu.silu(x[:, :1000]) * x[:, 1000:],
+        lambda x: x[:, :1000] * mx.sigmoid(x[:, :1000]) * x[:, 1000:],
+    )
+    assert agree(own, theirs, x)
+
+
 def test_large_values_stay_numbers():
     x = mx.array([[-3e38, -1e4, -100, 0, 100, 1e4, 1e30]])
     for own, theirs in ((cpu.sigmoid, mx.sigmoid), (cpu.softmax, lambda x: mx.softmax(x, axis=-1))):
