@@ -23,8 +23,9 @@ compiles with g++; where there is none, it runs the operations one by one.)
 from .blas import blas_name, blas_speeds, setup, setup_process
 from .convolution import STRIP, by_rows, conv2d, upsample_conv2d
 from .operations import FAST, SCORES, affine, attention, exp, sigmoid, silu, softmax
+from .streams import by_halves, by_turns, two_streams
 
 __all__ = [
-    "FAST", "SCORES", "STRIP", "affine", "attention", "blas_name", "blas_speeds", "by_rows", "conv2d", "exp", "setup",
-    "setup_process", "sigmoid", "silu", "softmax", "upsample_conv2d",
+    "FAST", "SCORES", "STRIP", "affine", "attention", "blas_name", "blas_speeds", "by_halves", "by_rows", "by_turns",
+    "conv2d", "exp", "setup", "setup_process", "sigmoid", "silu", "softmax", "two_streams", "upsample_conv2d",
 ]  # fmt: skip

@@ -34,7 +34,7 @@ PT_DYNAMIC, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL = 2
 LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 
 _process: int | None = None  # in which `setup` ran
-_blas: str | None = None
+_blas: Candidate | None = None
 _speeds: dict[str, float] = {}  # what to call a library → GFLOP/s, where there was a choice
 _slots: dict[str, int] = {}  # name → where its address stands in the table
 _original: dict[str, int] = {}  # name → the address that stood there before
@@ -234,8 +234,8 @@ def _works(addresses: dict[str, int]) -> dict[str, int] | None:
     return before if right else None
 
 
-def _use_fast_blas() -> str | None:
-    """Find the fastest BLAS and make MLX call it; the name of what MLX calls from now on, None if its own."""
+def _use_fast_blas() -> Candidate | None:
+    """Find the fastest BLAS and make MLX call it; what MLX calls from now on, None if its own."""
     _slots.update(_find_slots())
     if "cblas_sgemm" not in _slots:
         return None
@@ -264,7 +264,7 @@ def _use_fast_blas() -> str | None:
     best, addresses = max(usable, key=lambda found: speeds.get(found[0].path, 0))
     _point_to(addresses)
     _speeds.update({c.name: round(speeds[c.path]) for c in candidates if c.path in speeds})
-    return best.name
+    return best
 
 
 def setup() -> None:
@@ -293,7 +293,17 @@ def setup() -> None:
 
 def blas_name() -> str | None:
     """Where matrix products come from since `setup`, such as "OpenBLAS (system)"; None: MLX's own."""
-    return _blas
+    return _blas and _blas.name
+
+
+def limit_threads(count: int | None) -> int:
+    """How many threads a product takes; then let it take `count`, if that is a number."""
+    if _blas is None:
+        return 1
+    before = _threads(_blas, count or 1)
+    if count is None:
+        _threads(_blas, before)
+    return before
 
 
 def setup_process() -> int | None:

@@ -34,6 +34,7 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
+from ..cpu import two_streams
 from ..distillation import distill_loss
 from ..errors import Parser, run_command
 from ..models.export import save_encoders, save_transformer
@@ -77,6 +78,7 @@ from .run import (
     train_with_progress,
     write_arrays,
 )
+from .sharing import share_blocks, share_matrices
 from .stages import ABOUT, STAGES, STEPS, add_arguments
 from .vocabulary import extend
 from .widen import wide_config, widen
@@ -254,13 +256,14 @@ class Recipe:
     ) -> None:  # fmt: skip
         until, text_encoder = self.steps[stage], self.trained_text_encoder()
         self.finished_autoencoder()  # for the samples
-        run = Run(self.file(stage), model, flow_optimizer(until, rate), decay)
+        run = Run(self.file(stage), share_blocks(model), share_matrices(flow_optimizer(until, rate)), decay)
 
         def loss(model: Transformer, clean: mx.array, references: mx.array, *rest: mx.array) -> mx.array:
             shift = edit_shift if references.shape[1] else 6.0
             return flow_loss(model, text_encoder, GRID, clean, references, *rest, shift=shift)
 
-        self.train(run, until, loss, batches, lambda: self.grid(stage, distilled=False))
+        with two_streams():
+            self.train(run, until, loss, batches, lambda: self.grid(stage, distilled=False))
 
     def sharpen(self) -> None:
         """Go on with circles and squares five times as often: the kinds that look most alike are learned last."""
@@ -284,10 +287,11 @@ class Recipe:
         """Twice as wide, and on with more words, rows, single shapes and the noise levels that four steps stand at."""
         until, (_, text_encoder) = self.steps["wide"], self.words()
         self.finished_autoencoder()  # for the samples
-        model = widen(self.trained("edits", Transformer(TRANSFORMER)), mx.random.key(5))
-        run = Run(self.file("wide"), model, flow_optimizer(until, rate=0.6), decay=0.99)
+        model = share_blocks(widen(self.trained("edits", Transformer(TRANSFORMER)), mx.random.key(5)))
+        run = Run(self.file("wide"), model, share_matrices(flow_optimizer(until, rate=0.6)), decay=0.99)
         loss = lambda model, *batch: lesson_loss(model, text_encoder, GRID, *batch)
-        self.train(run, until, loss, self.lessons(Lessons, LESSONS), lambda: self.grid("wide", distilled=False))
+        with two_streams():
+            self.train(run, until, loss, self.lessons(Lessons, LESSONS), lambda: self.grid("wide", distilled=False))
 
     def decoder(self) -> None:
         """Sharper pictures from the same latents, as the encoder gives them and as the wide stage writes them."""
@@ -311,7 +315,8 @@ class Recipe:
     def distill(self) -> None:
         until, (tokenizer, text_encoder) = self.steps["distill"], self.words()
         self.finished_autoencoder()  # for the samples
-        teacher, student = (self.trained("wide", Transformer(wide_config(TRANSFORMER))) for _ in range(2))
+        wide = lambda: share_blocks(self.trained("wide", Transformer(wide_config(TRANSFORMER))))
+        teacher, student = wide(), wide()
         teacher.freeze()
         empty = text_encoder(*tokenize(tokenizer, [""], TOKENS))
         rate = learning_rate(RATE, until, warmup=1)
@@ -319,7 +324,8 @@ class Recipe:
         run = Run(self.file("distill"), student, optimizer, decay=0.98)
         loss = lambda model, *batch: distill_loss(model, teacher, text_encoder, empty, GUIDANCES, GRID, *batch)
         batches = self.lessons(StudentLessons, STUDENT)
-        self.train(run, until, loss, batches, lambda: self.grid("distill", distilled=True))
+        with two_streams():
+            self.train(run, until, loss, batches, lambda: self.grid("distill", distilled=True))
 
     def export(self) -> Path:
         """Write `nano` (distilled) and inside it `base`, ready to be bundled."""
