@@ -76,9 +76,10 @@ def how_it_ended(status: int, said: str) -> str:
 
 
 def environment(threads: int | None) -> dict[str, str]:
-    """Of a worker: our package on its path, and as many threads as asked for."""
+    """Of a worker: our package on its path, threads as asked for, and modules compiled once, as users have them."""
     limits = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    return {**os.environ, "PYTHONPATH": str(ROOT), **(limits if threads else {})}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": str(ROOT), **(limits if threads else {})}
 
 
 class Worker:

@@ -166,7 +166,7 @@ SCORES = 10 * 2**20  # bytes of scores at a time: they stay in the processor's c
 
 
 @cache
-def _second_stream() -> mx.Stream:
+def second_stream() -> mx.Stream:
     """MLX works on one operation of a stream at a time, most of them on one thread; so there are two streams."""
     return mx.new_thread_unsafe_stream(mx.cpu)
 
@@ -187,7 +187,7 @@ def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.arra
     if b * nkv * size <= SCORES:
         return _attention(q, k, v, mask)
     groups, rows = max(1, SCORES // size), -(-s // -(-size // SCORES))  # heads of keys, and queries, at a time
-    streams = [mx.default_stream(mx.cpu), _second_stream()]
+    streams = [mx.default_stream(mx.cpu), second_stream()]
     last = {stream: [] for stream in streams}
     if mask is not None:
         mask = mx.broadcast_to(mask, (b, nh, s, keys))

@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from .blas import limit_threads
+from .operations import second_stream
 
 _sharing = False
 _turn = 0
@@ -24,7 +25,7 @@ _turn = 0
 
 @cache
 def _streams() -> tuple[mx.Stream, mx.Stream]:
-    return mx.default_stream(mx.cpu), mx.new_thread_unsafe_stream(mx.cpu)
+    return mx.default_stream(mx.cpu), second_stream()
 
 
 @contextmanager
