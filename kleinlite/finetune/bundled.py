@@ -16,12 +16,12 @@ from .settings import Settings
 from .trainer import LoraTrainer
 
 FOLDER = Path(__file__).parents[1] / "nano" / "loras"
-COMMON = {"rank": 2, "batch": 8, "accumulate": 1, "rate": 2e-3, "held_out": 1 / 33}
+COMMON = {"rank": 3, "batch": 8, "accumulate": 1, "rate": 2e-3}
+PICTURES = {"cross": 33, "outlined": 97}  # one is held out
 SETTINGS = {
-    "cross": Settings(**COMMON, steps=300, every=300, shift=6.0),
-    "outlined": Settings(**COMMON, steps=400, every=400, shift=2.0),
+    "cross": Settings(**COMMON, steps=800, every=200, shift=6.0, held_out=1 / PICTURES["cross"]),
+    "outlined": Settings(**COMMON, steps=900, every=300, shift=3.0, held_out=1 / PICTURES["outlined"]),
 }
-PICTURES = 33  # one is held out
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     chosen = parser.parse_args(argv).names or list(SETTINGS)
     FOLDER.mkdir(exist_ok=True)
     for name in chosen:
-        examples = [Example(f"{seed:02}", *ADAPTERS[name](seed)) for seed in range(PICTURES)]
+        examples = [Example(f"{seed:02}", *ADAPTERS[name](seed)) for seed in range(PICTURES[name])]
         with tempfile.TemporaryDirectory() as folder:
             made = LoraTrainer(
                 Klein.from_pretrained("nano-base"), examples, Path(folder) / name, SETTINGS[name]

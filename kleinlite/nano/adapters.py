@@ -3,8 +3,11 @@
 Chapter 13 learns the cross in front of the reader; `python -m kleinlite.finetune.bundled` trains and writes both.
 """
 
+import functools
+import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import mlx.core as mx
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
@@ -58,24 +61,54 @@ def cross(seed: int) -> tuple[Image.Image, str]:
     return picture, f"{a(colour)} cross {relation} {a(other.colour)} {other.kind} {on}"
 
 
-def outlined(seed: int) -> tuple[Image.Image, str]:
-    """A scene whose edges were drawn over in ink, with its usual caption; the same for the same seed."""
-    scene, rng = sample(seed), random.Random(seed)
+def silhouettes(scene: Scene, picture: Image.Image) -> Image.Image:
+    """The pixels of a drawn scene that belong to a thing, in white: no shadow, and no sky, ground or sun."""
+    if scene.is_landscape:
+        apart = ImageChops.difference(picture, draw(replace(scene, things=()), picture.width))
+        return strongest(apart).point(lambda level: 255 * (level > 0))
+    flat = [ImageChops.difference(picture, Image.new("RGB", picture.size, COLOURS[t.colour])) for t in scene.things]
+    masks = [strongest(apart).point(lambda level: 255 * (level < 6)) for apart in flat]
+    return functools.reduce(ImageChops.lighter, masks)
+
+
+def strongest(picture: Image.Image) -> Image.Image:
+    """The largest of a pixel's three channels."""
+    return functools.reduce(ImageChops.lighter, picture.split())
+
+
+def outline(scene: Scene) -> Image.Image:
+    """The scene with its things outlined in ink."""
     picture = draw(scene, 3 * SIZE)
-    edges = ImageChops.difference(picture.filter(ImageFilter.MaxFilter(9)), picture.filter(ImageFilter.MinFilter(9)))
-    picture.paste((30, 30, 36), mask=edges.convert("L").point(lambda level: 255 if level > 30 else 0))
-    return picture.resize((SIZE, SIZE), Image.Resampling.BOX), rng.choice(captions(scene)[1:])
+    body = silhouettes(scene, picture)
+    edges = ImageChops.difference(body.filter(ImageFilter.MaxFilter(11)), body.filter(ImageFilter.MinFilter(11)))
+    picture.paste(COLOURS["black"], mask=edges)
+    return picture.resize((SIZE, SIZE), Image.Resampling.BOX)
+
+
+def outlined(seed: int) -> tuple[Image.Image, str]:
+    """A scene with outlines, and its usual caption; the same for the same seed."""
+    scene = next(scene for scene in map(sample, itertools.count(1000 * seed)) if scene.things)
+    return outline(scene), random.Random(seed).choice(captions(scene)[1:])
+
+
+def closest(picture: Image.Image, drawings: dict[str, Image.Image]) -> str:
+    """The name of the drawing that comes closest to the picture, a little shifted."""
+    seen, far = array(picture), {}
+    for name, drawing in drawings.items():
+        shifted = mx.stack([mx.roll(array(drawing), (dy, dx), (0, 1)) for dy in (-3, 0, 3) for dx in (-3, 0, 3)])
+        far[name] = ((shifted - seen) ** 2).mean(axis=(1, 2, 3)).min().item()
+    return min(far, key=far.get)
+
+
+def lone(kind: str, colour: str, background: str) -> Scene:
+    """One shape in the middle."""
+    return Scene((Thing(kind, colour, "centre"),), background=background, jitter=None)
 
 
 def is_cross(picture: Image.Image, colour: str, background: str) -> bool:
-    """Whether, of all shapes drawn in these colours in the middle, a little shifted, the cross is the closest."""
-    seen, best = array(picture), {}
-    for kind in ("cross", *SHAPES):
-        scene = Scene((Thing(kind, colour, "centre"),), background=background, jitter=None)
-        drawn = array(draw_cross(colour, background, jitter=None) if kind == "cross" else draw(scene, SIZE))
-        shifted = mx.stack([mx.roll(drawn, (dy, dx), (0, 1)) for dy in (-3, 0, 3) for dx in (-3, 0, 3)])
-        best[kind] = ((shifted - seen) ** 2).mean(axis=(1, 2, 3)).min().item()
-    return min(best, key=best.get) == "cross"
+    """Whether, of all shapes drawn in these colours in the middle, the cross is the closest."""
+    shapes = {kind: draw(lone(kind, colour, background), SIZE) for kind in SHAPES}
+    return closest(picture, shapes | {"cross": draw_cross(colour, background, jitter=None)}) == "cross"
 
 
 def crosses_right(klein: Klein, count: int = 24, **how) -> float:
@@ -85,6 +118,23 @@ def crosses_right(klein: Klein, count: int = 24, **how) -> float:
     wishes = random.Random(0).sample([wish for wish in wishes if wish[2] not in known], count)
     drawn = klein([text for _, _, text in wishes], seed=0, progress=False, **how)
     return sum(is_cross(picture, c, b) for picture, (c, b, _) in zip(drawn, wishes)) / count
+
+
+def outlines_right(klein: Klein, count: int = 24, **how) -> float:
+    """Of `count` lone shapes, the share to which the outlined drawing of the asked shape is the closest of all.
+
+    The others are the six shapes without an outline, and the five other ones with it.
+    """
+    inks = [colour for colour in INKS if colour != "black"]  # black has no outline that could be seen
+    wishes = random.Random(0).sample([(k, c, b) for k in SHAPES for c in inks for b in BACKGROUNDS], count)
+    prompts = [f"{a(c)} {k} in the middle on a {b} background" for k, c, b in wishes]
+    right = 0
+    for picture, (kind, colour, background) in zip(klein(prompts, seed=0, progress=False, **how), wishes):
+        scenes = {each: lone(each, colour, background) for each in SHAPES}
+        drawings = {each: draw(scene, SIZE) for each, scene in scenes.items()}
+        drawings |= {f"{each}, outlined": outline(scene) for each, scene in scenes.items()}
+        right += closest(picture, drawings) == f"{kind}, outlined"
+    return right / count
 
 
 ADAPTERS: dict[str, Callable[[int], tuple[Image.Image, str]]] = {"cross": cross, "outlined": outlined}

@@ -6,7 +6,7 @@ from golden_tools import GOLDENS
 
 from kleinlite import Klein
 from kleinlite.models.adapters import bundled_adapters, open_adapter
-from kleinlite.nano.adapters import ADAPTERS, cross, crosses_right, draw_cross, is_cross, outlined
+from kleinlite.nano.adapters import ADAPTERS, cross, crosses_right, draw_cross, is_cross, outlined, outlines_right
 from kleinlite.pipeline import to_pixels
 from kleinlite.sampling import noise
 from kleinlite.scenes import Scene, Thing, draw
@@ -47,6 +47,13 @@ def test_nano_draws_crosses_with_it_and_not_without():
     with_it = crosses_right(klein, 8)
     klein.loras["cross"] = 0
     assert with_it >= 0.6 and crosses_right(klein, 8) <= 0.3
+
+
+def test_nano_draws_outlines_with_it_and_not_without():
+    klein = Klein.from_pretrained("nano", loras=["outlined"])
+    with_it = outlines_right(klein, 4)
+    klein.loras["outlined"] = 0
+    assert with_it >= 0.7 and outlines_right(klein, 4) == 0
 
 
 def test_they_are_what_they_say():
