@@ -187,6 +187,19 @@ def bars(names: Sequence[str], values: Sequence[float], xlabel: str) -> None:
     show_figure()
 
 
+def runs(values: dict[str, Sequence[float]], xlabel: str) -> None:
+    """Repeated runs by name: a dot for each, a line at their mean."""
+    _, ax = plt.subplots(figsize=(5.2, 0.3 * len(values) + 0.7))
+    for i, of_one in enumerate(values.values()):
+        ax.plot(list(of_one), [i] * len(of_one), "o", markersize=5, alpha=0.7, color="C0")
+        ax.plot([sum(of_one) / len(of_one)] * 2, [i - 0.3, i + 0.3], color="C1", linewidth=1.6)
+    ax.set_yticks(range(len(values)), list(values))
+    ax.set(xlabel=xlabel, ylim=(len(values) - 0.5, -0.5))
+    ax.grid(axis="x", alpha=0.25)
+    plt.tight_layout()
+    show_figure()
+
+
 def points(
     clouds: dict[str, mx.array], paths: mx.array | None = None, limit: float = 3.0, panels: bool = False
 ) -> None:  # fmt: skip

@@ -90,6 +90,7 @@ GUIDANCES = (3.0, 3.0, 2.0)  # what the distilled model learns to do in its firs
 RATE = 1e-4  # of distillation: the student already knows how to draw
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
+LAST = ("linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaLN_modulation.1", "lin")  # begin small
 READS = dict.fromkeys(STAGES, ()) | {  # what a stage needs from the ones before
     "transformer": ("autoencoder", "text_encoder"),
     "sharpen": ("autoencoder", "text_encoder", "transformer"),
@@ -244,10 +245,7 @@ class Recipe:
 
     def transformer(self) -> None:
         model = Transformer(TRANSFORMER)
-        last = (
-            "linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaLN_modulation.1", "lin",
-        )  # fmt: skip
-        initialize(model, mx.random.key(3), damp=last, damping=0.2)
+        initialize(model, mx.random.key(3), damp=LAST, damping=0.2)
         self.train_flow("transformer", model, self.data())
 
     def train_flow(
