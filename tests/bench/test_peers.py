@@ -2,7 +2,10 @@
 
 import ast
 import json
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +112,25 @@ def test_a_worker_that_dies_is_a_sentence_and_the_others_go_on(before, capsys):
     found = take_turns({("step", "bad"): bad, ("step", "good"): good, (f"step{BUSY}", "bad"): bad}, 1, threads=1)
     assert set(found.stages["step"]) == {"good"}
     assert found.troubles[0] == "bad did not finish “step”: MemoryError: too large." in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_program_that_keeps_a_core_busy_ends_with_us():
+    """However we end: the context manager has no say when somebody kills us."""
+    code = """if True:
+        import os
+        from kleinlite.bench.peers import busy_core
+        busy = busy_core(True)
+        busy.__enter__()
+        print(busy.gen.gi_frame.f_locals["other"].pid, flush=True)
+        os._exit(0)
+    """
+    pid = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=peers.ROOT).stdout.strip()
+    status, until = Path(f"/proc/{pid}/stat"), time.monotonic() + 10
+    ended = lambda: not status.exists() or status.read_text().split()[2] == "Z"
+    while not ended() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert pid and ended()
 
 
 def test_whole_processes_that_fail_are_a_sentence():
