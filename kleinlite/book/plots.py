@@ -41,6 +41,17 @@ ARROWS = [
     ("positions", "transformer"),
 ]  # fmt: skip
 
+# Networks in the order of their years, and what each brought: idea → the networks that have it.
+ANCESTORS = "U-Net of DDPM\n2020", "DiT\n2022", "ViT-22B\n2023", "MMDiT (SD3)\n2024", "FLUX.1\n2024", "FLUX.2\n2025"
+INHERITED = {
+    "convolutions, big to small and back": [0], "noise level as waves": [0, 1, 3, 4, 5],
+    "patches as tokens": [1, 2, 3, 4, 5], "time modulates norms, gates": [1, 3, 4, 5],
+    "norms on queries and keys": [2, 3, 4, 5], "attention and MLP side by side": [2, 4, 5],
+    "text and picture: own weights, one attention": [3, 4, 5], "single blocks after double ones": [4, 5],
+    "rotary positions from coordinates": [4, 5], "shared modulations, no biases, SwiGLU": [5],
+    "features of a chat model": [5],
+}  # fmt: skip
+
 
 def as_image(x: mx.array | Image.Image) -> Image.Image | list:
     """What matplotlib can show: PIL pictures and maps (H, W) as they are, pixels (H, W, 3) from [-1, 1] to [0, 1]."""
@@ -251,6 +262,25 @@ def overview(mark: str = "") -> None:
         ax.text(x, y + 0.1, name, ha="center", va="center", fontsize=7.5, color=ink, weight="bold")
         ax.text(x, y - 0.17, shape, ha="center", va="center", fontsize=6, color=ink)
     plt.subplots_adjust(0, 0, 1, 1)
+    show_figure()
+
+
+def lineage() -> None:
+    """Which idea came into the transformer when: a line from the network that brought it to the last that has it."""
+    _, ax = plt.subplots(figsize=(7.4, 3.3))
+    for y, (idea, has) in enumerate(INHERITED.items()):
+        colour = "#3a60d6" if has[-1] == len(ANCESTORS) - 1 else "#9a9aa5"
+        ax.plot([has[0], has[-1]], [y, y], color=colour, linewidth=1.5, alpha=0.5)
+        ax.scatter(has, [y] * len(has), color=colour, s=26, zorder=3)
+        ax.text(has[0] - 0.1, y, idea, ha="right", va="center", fontsize=7.5)
+    ax.set_xticks(range(len(ANCESTORS)), ANCESTORS, fontsize=8)
+    ax.set(xlim=(-2.2, len(ANCESTORS) - 0.7), ylim=(len(INHERITED) - 0.4, -0.7))
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.yaxis.set_visible(False)
+    for side in ax.spines.values():
+        side.set_visible(False)
+    plt.tight_layout()
     show_figure()
 
 
