@@ -290,12 +290,18 @@ def in_other_words(caption: str) -> str:
 
 
 def report_captions(klein, options) -> list[Image.Image]:
+    """The model's pictures, and beside them the drawn scenes through its autoencoder: what is lost already there."""
     pictures, results = draw_captions(klein, options.count, options.steps, options.guidance, options.reworded)
-    by_kind, attributes, whole = tally(results)
+    cases = held_out_captions(options.count)
+    sent = there_and_back(klein.autoencoder, [draw(scene, SIZE) for scene, _ in cases])
+    limits = [shown(judge(p), scene, asked(scene, caption)) for p, (scene, caption) in zip(sent, cases)]
     print(f"{options.model}, {options.count} held-out captions{' in other words' if options.reworded else ''}")
-    for what, share in sorted(by_kind.items()):
-        print(f"  {what:12} {100 * share:5.1f} %")
-    print(f"  {'all':12} {100 * attributes:5.1f} %\n  {'whole picture':12}{100 * whole:5.1f} %")
+    print(f"{'':16}the model   drawn, through its autoencoder")
+    (drawn_well, *drawn_in_all), (limit, *limit_in_all) = tally(results), tally(limits)
+    for what in sorted(drawn_well):
+        print(f"  {what:13}{100 * drawn_well[what]:8.1f} %{100 * limit[what]:12.1f} %")
+    for what, share, most in zip(("all", "whole picture"), drawn_in_all, limit_in_all):
+        print(f"  {what:13}{100 * share:8.1f} %{100 * most:12.1f} %")
     return pictures
 
 
