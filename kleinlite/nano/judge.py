@@ -295,13 +295,16 @@ def report_captions(klein, options) -> list[Image.Image]:
     cases = held_out_captions(options.count)
     sent = there_and_back(klein.autoencoder, [draw(scene, SIZE) for scene, _ in cases])
     limits = [shown(judge(p), scene, asked(scene, caption)) for p, (scene, caption) in zip(sent, cases)]
+
+    def shares(results: list[dict[str, bool]]) -> dict[str, float]:
+        by_kind, attributes, whole = tally(results)
+        return dict(sorted(by_kind.items())) | {"all": attributes, "whole picture": whole}
+
     print(f"{options.model}, {options.count} held-out captions{' in other words' if options.reworded else ''}")
     print(f"{'':16}the model   drawn, through its autoencoder")
-    (drawn_well, *drawn_in_all), (limit, *limit_in_all) = tally(results), tally(limits)
-    for what in sorted(drawn_well):
-        print(f"  {what:13}{100 * drawn_well[what]:8.1f} %{100 * limit[what]:12.1f} %")
-    for what, share, most in zip(("all", "whole picture"), drawn_in_all, limit_in_all):
-        print(f"  {what:13}{100 * share:8.1f} %{100 * most:12.1f} %")
+    most = shares(limits)
+    for what, share in shares(results).items():
+        print(f"  {what:13}{100 * share:8.1f} %{100 * most[what]:12.1f} %")
     return pictures
 
 
