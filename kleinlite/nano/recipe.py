@@ -81,7 +81,7 @@ from .run import (
 from .sharing import share_blocks, share_matrices
 from .stages import ABOUT, STAGES, STEPS, add_arguments
 from .vocabulary import extend
-from .widen import wide_config, widen
+from .widen import wide_config, widen, widen_decoder
 
 SIZE, GRID, TOKENS = 96, (6, 6), 32
 HELD_OUT = 10_000_000  # scenes from this seed on are never trained on
@@ -89,6 +89,7 @@ GUIDANCE = 3.0  # of the base model's samples
 GUIDANCES = (3.0, 3.0, 2.0)  # what the distilled model learns to do in its first three steps without being asked
 RATE = 1e-4  # of distillation: the student already knows how to draw
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
+FINISHED = replace(AUTOENCODER, decoder_channels=(64, 32, 64, 96))  # outlines are drawn by the widest level
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
 LAST = ("linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaLN_modulation.1", "lin")  # begin small
 READS = dict.fromkeys(STAGES, ()) | {  # what a stage needs from the ones before
@@ -169,7 +170,7 @@ class Recipe:
     def finished_autoencoder(self) -> Autoencoder:
         """With the decoder of the stage of that name, once it has run: the latents stay what they were."""
         if "finished" not in self.made:
-            model = self.trained_autoencoder()
+            model = widen_decoder(self.trained_autoencoder(), FINISHED, mx.random.key(6))
             if self.done("decoder"):
                 self.trained("decoder", model)
             self.made["finished"] = model
@@ -293,15 +294,15 @@ class Recipe:
 
     def decoder(self) -> None:
         """Sharper pictures from the same latents, as the encoder gives them and as the wide stage writes them."""
-        until, model, (tokenizer, text_encoder) = self.steps["decoder"], self.trained_autoencoder(), self.words()
+        until, (tokenizer, text_encoder) = self.steps["decoder"], self.words()
+        model = widen_decoder(self.trained_autoencoder(), FINISHED, mx.random.key(6))
         flow = self.trained("wide", Transformer(wide_config(TRANSFORMER)))
         flow.freeze()
         model.freeze()
         model.decoder.unfreeze()
-        optimizer = optim.AdamW(learning_rate(1.5e-3, until), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
-        run = Run(self.file("decoder"), model, optimizer, decay=0.99)
+        run = Run(self.file("decoder"), model, decoder_optimizer(until), decay=0.99)
         x = draw_samples(range(HELD_OUT, HELD_OUT + 16), SIZE)
-        z, best = model.encode(x), Autoencoder(AUTOENCODER)
+        z, best = model.encode(x), Autoencoder(FINISHED)
         best.update(model.parameters())
 
         def report() -> str:
@@ -340,7 +341,7 @@ class Recipe:
         tokenizer, text_encoder = self.words() if wide else (self.tokenizer(), self.trained_text_encoder())
         autoencoder = self.finished_autoencoder()
         if is_rank_zero():
-            save_encoders(folder, autoencoder, AUTOENCODER, SIZE, text_encoder, tokenizer)
+            save_encoders(folder, autoencoder, FINISHED, SIZE, text_encoder, tokenizer)
             save_transformer(folder, transformer, text_encoder._cfg, distilled)
 
     def grid(self, name: str, distilled: bool) -> str:
@@ -351,6 +352,13 @@ class Recipe:
         drawn = Klein.from_pretrained(preview)(list(SAMPLES), seed=[0] * len(SAMPLES), progress=False, **more)
         contact_sheet(drawn).save(self.folder / f"{name}.png")
         return f"samples in {self.folder / name}.png"
+
+
+def decoder_optimizer(steps: int) -> optim.Optimizer:
+    """Muon for the convolutions from many channels to many, Adam for the rest."""
+    adam = optim.AdamW(learning_rate(1e-3, steps), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+    muon = optim.Muon(learning_rate(5e-3, steps), momentum=0.95, weight_decay=0.0)
+    return optim.MultiOptimizer([muon, adam], [lambda _, w: w.ndim == 4 and min(w.shape[0], w.shape[-1]) > 8])
 
 
 def alike(data: FlowData) -> list[int]:

@@ -1,8 +1,9 @@
-"""A wider transformer that answers as the narrow one did: every channel of the residual stream twice.
+"""Wider networks that answer as the narrow ones did: every channel of the residual stream, or of a decoder's levels, twice.
 
 After "Net2Net" (arXiv 1511.05641). A matrix that reads the stream gets two halves that differ, and whose sum is the
 old one; a matrix that writes it writes both copies. Heads grow from hd to 2·hd channels: the rotary pairs of the old
-head keep their frequencies (every second one of the new head's), the others begin silent.
+head keep their frequencies (every second one of the new head's), the others begin silent. A group norm that holds each of its
+channels as often has the mean and the variance that it had.
 """
 
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
+from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..transformer import Transformer, TransformerConfig
 
 
@@ -78,6 +80,24 @@ def widen(old: Transformer, key: mx.array, spread: float = 0.5) -> Transformer:
             w = twice(mx.concatenate([attention_columns(w[:, :d]), w[:, d:]], axis=1))
         else:
             raise AssertionError(name)
+        out.append((name, w))
+    new.update(tree_unflatten(out))
+    mx.eval(new.parameters())
+    return new
+
+
+def widen_decoder(old: Autoencoder, cfg: AutoencoderConfig, key: mx.array, spread: float = 0.3) -> Autoencoder:
+    """The same function as an autoencoder of `cfg`, whose decoder has at each level a multiple of the channels."""
+    new = Autoencoder(cfg)
+    wider, out = dict(tree_flatten(new.parameters())), []
+    for name, w in tree_flatten(old.parameters()):
+        shape = wider[name].shape
+        if w.ndim:
+            w = mx.repeat(w, shape[0] // w.shape[0], axis=0)
+        if w.ndim > 1 and (times := shape[-1] // w.shape[-1]) > 1:
+            key, own = mx.random.split(key)
+            apart = spread * mx.random.normal((*w.shape, times), key=own)
+            w = (w[..., None] / times * (1 + apart - apart.mean(axis=-1, keepdims=True))).reshape(shape)
         out.append((name, w))
     new.update(tree_unflatten(out))
     mx.eval(new.parameters())
