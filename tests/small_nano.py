@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from kleinlite.transformer import Transformer, TransformerConfig
 
 GRID = (6, 6)
 CONFIG = AutoencoderConfig(channels=(8, 8, 16, 16), layers=1, groups=4)
+FINISHED = replace(CONFIG, decoder_channels=(16, 16, 32, 32))
 
 
 @pytest.fixture(name="world", scope="module")
@@ -35,6 +37,7 @@ def small_world():
 def small_recipe(monkeypatch):
     """The recipe with few scenes and narrow networks; saves and reports every second step."""
     monkeypatch.setattr(recipe, "AUTOENCODER", CONFIG)
+    monkeypatch.setattr(recipe, "FINISHED", FINISHED)
     monkeypatch.setattr(recipe, "TRANSFORMER", TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72))
     text = lambda tokenizer: TextEncoderConfig(
         tokenizer.get_vocab_size(), 24, 40, 4, 4, 2, 8, taps=(1, 2, 3), tokens=32

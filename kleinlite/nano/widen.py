@@ -1,9 +1,10 @@
-"""Wider networks that answer as the narrow ones did: every channel of the residual stream, or of a decoder's levels, twice.
+"""Wider networks that answer as the narrow ones did. Hand-written.
 
-After "Net2Net" (arXiv 1511.05641). A matrix that reads the stream gets two halves that differ, and whose sum is the
-old one; a matrix that writes it writes both copies. Heads grow from hd to 2·hd channels: the rotary pairs of the old
-head keep their frequencies (every second one of the new head's), the others begin silent. A group norm that holds each of its
-channels as often has the mean and the variance that it had.
+After "Net2Net" (arXiv 1511.05641). A transformer gets every channel of its residual stream twice: a matrix that reads
+the stream gets two halves that differ, and whose sum is the old one; a matrix that writes it writes both copies. Heads
+grow from hd to 2·hd channels: the rotary pairs of the old head keep their frequencies (every second one of the new
+head's), the others begin silent. A decoder gets the channels of a level several times, which leaves a group norm's
+mean and variance what they were.
 """
 
 from dataclasses import replace
