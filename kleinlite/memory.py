@@ -2,7 +2,7 @@
 
 From the config alone we predict how many weights, products, bytes and seconds a picture takes, and then measure.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 9cb26b0c)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal ad0aa7b0)
 """
 
 from dataclasses import replace
@@ -83,23 +83,25 @@ def compute_dtype() -> mx.Dtype:
 def plan_memory(
     cfg: TransformerConfig, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
     bits: float | tuple[float, float] = 16, references: int = 0, b: int = 1, cpu: bool | None = None,
-    networks: tuple[type[nn.Module], type[nn.Module]] = (Transformer, Autoencoder),
+    networks: tuple[type[nn.Module], type[nn.Module]] = (Transformer, Autoencoder), cached: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """What b pictures will take, predicted from the configs alone.
 
     bits: per weight, scales included; two numbers if the transformer and the text encoder differ. references: tokens
-    of the reference pictures. cpu: as MLX is set if not given. networks: of the first and the last config.
+    of the reference pictures. cpu: as MLX is set if not given. networks: of the first and the last config. cached:
+    whether each block's keys and values of the references stay from step to step.
     """
     cpu = compute_dtype() == mx.float32 if cpu is None else cpu
     of_transformer, of_text = bits if isinstance(bits, tuple) else (bits, bits)
     text, tokens = b * text_cfg.tokens, b * (text_cfg.tokens + width * height // 256 + references)
     size = 4 if cpu else 2  # bytes per number in flight; four in the decoder
+    kept = 2 * references * (cfg.double_blocks + cfg.single_blocks) if cached else 0  # numbers per channel
     widest = 4 * b * width * height * max((vae_cfg.decoder_channels or vae_cfg.channels)[:2])
     return MemoryPlan(
         text_encoder=int(count_parameters(TextEncoder, text_cfg) * of_text / 8),
         transformer=int(count_parameters(networks[0], cfg) * of_transformer / 8),
         autoencoder=4 * count_parameters(networks[1], vae_cfg),
         encode=size * text_cfg.d * max(56 * text, 2 * text_cfg.d_mlp),
-        step=size * cfg.d * max(72 * tokens, 9 * cfg.d),
+        step=size * cfg.d * (max(72 * tokens, 9 * cfg.d) + kept),
         decode=2 * widest + 5 * STRIP if cpu else 6 * widest,
     )

@@ -47,6 +47,13 @@ def test_the_plan_is_arithmetic():
     assert plan_memory(*configs, width=512, height=512, cpu=True).step == 2 * small.step  # float32
 
 
+def test_the_plan_counts_a_cache_of_the_references():
+    """Four references of 1024 × 1024, in 9B's 32 blocks: 8.6 GB that stay between the steps."""
+    edit = {"width": 1024, "height": 1024, "references": 4 * 4096, "cpu": False}
+    plain, cached = (plan_memory(*RELEASED_CONFIGS["9b"], AutoencoderConfig(), **edit, cached=c) for c in (False, True))
+    assert cached.step - plain.step == 2 * 2 * 32 * 4096 * 16_384 and cached[:4] == plain[:4]
+
+
 def test_the_peak_with_parts_released_and_with_all_loaded():
     plan = MemoryPlan(text_encoder=6, transformer=8, autoencoder=1, encode=1, step=2, decode=5)
     assert plan.peak_bytes == 10 and plan.peak_bytes_all_loaded == 20

@@ -19,10 +19,10 @@ HEAD = """# Adapter files
 <!-- written by tests/write_adapters.py -->
 
 A LoRA for klein comes in many spellings, and many files that look like one are not. [Chapter 13](13_lora.ipynb) says
-what the names mean; here is one adapter in nine of them, read by kleinlite, and the velocity and the picture's latents
-after four steps compared with what diffusers and PEFT compute (float32, values up to 3.4), and ten files that are not
-read at all, each with the sentence that says why. The files lie in `tests/goldens/lora`; the script beside that folder
-made them.
+what the names mean. Here is one adapter in nine of them, read by kleinlite: its velocity, and the picture's latents
+after four steps, compared with what diffusers and PEFT compute (float32, values up to 3.4). Ten other files are not
+read at all, each with the sentence that says why. All lie in `tests/goldens/lora`; the script beside that folder made
+them.
 
 ## Read
 
