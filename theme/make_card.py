@@ -38,7 +38,7 @@ def main() -> None:
     pen.text((62, 226), "kleinlite", fill=INK, font=ImageFont.load_default(88))
     pen.multiline_text((66, 352), WORDS, fill=INK, font=ImageFont.load_default(36), spacing=12)
     prompts = [SHOWCASE[i] for i in CHOSEN]
-    pictures = Klein.from_pretrained()(prompts, seed=[0] * len(prompts), progress=False)
+    pictures = Klein.from_pretrained()(prompts, seed=[7] * len(prompts), progress=False)
     left, top = SIZE[0] - 3 * TILE - 3 * GAP - 1, (SIZE[1] - 3 * TILE - 2 * GAP) // 2
     for i, picture in enumerate(pictures):
         at = left + i % 3 * (TILE + GAP), top + i // 3 * (TILE + GAP)
