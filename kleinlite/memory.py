@@ -2,7 +2,7 @@
 
 From the config alone we predict how many weights, products, bytes and seconds a picture takes, and then measure.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal ad0aa7b0)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 61b9bb42)
 """
 
 from dataclasses import replace
@@ -96,7 +96,8 @@ def plan_memory(
     text, tokens = b * text_cfg.tokens, b * (text_cfg.tokens + width * height // 256 + references)
     size = 4 if cpu else 2  # bytes per number in flight; four in the decoder
     kept = 2 * references * (cfg.double_blocks + cfg.single_blocks) if cached else 0  # numbers per channel
-    widest = 4 * b * width * height * max((vae_cfg.decoder_channels or vae_cfg.channels)[:2])
+    fine, next_level = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
+    widest = 2 * b * width * height * max(3 * fine, 2 * next_level)
     return MemoryPlan(
         text_encoder=int(count_parameters(TextEncoder, text_cfg) * of_text / 8),
         transformer=int(count_parameters(networks[0], cfg) * of_transformer / 8),

@@ -185,7 +185,7 @@ def check_seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:
         seed = random.randrange(2**31)
     if isinstance(seed, (list, tuple, range)):
         if len(seed) != count:
-            raise ValueError(f"{len(seed)} seeds for {count} pictures: give one seed each, or a single one.")
+            raise ValueError(f"{len(seed)} seeds given, {count} needed: give one for each picture, or a single one.")
         seeds = [check_integer(number, "A seed", "such as 7") for number in seed]
     else:
         first = check_integer(seed, "seed", "or a list of them")

@@ -6,7 +6,7 @@
     python -m kleinlite.nano.judge --edits --grid edits.png                 edits of held-out scenes
     python -m kleinlite.nano.judge --idle                                   edits of what is not there
     python -m kleinlite.nano.judge --sweep notebooks/accuracy.json          accuracy against steps and guidance
-    python -m kleinlite.nano.judge --gallery notebooks/images/nano.png      the picture at the top of the README
+    python -m kleinlite.nano.judge --gallery notebooks/images/nano.jpg      the picture at the top of the README
 
 The judge works by drawing: it looks for the ground and sky whose drawing comes closest to the picture. Shapes are
 then cut out by colour and compared by outline (kleinlite/nano/shapes.py); houses, trees and boats are looked for along
@@ -250,7 +250,7 @@ def contact_sheet(pictures: list[Image.Image], columns: int = 12) -> Image.Image
 
 
 def gallery(klein, path: str) -> None:
-    """The showcase prompts, drawn twice as large and with their words below, seed 7, as a PNG."""
+    """The showcase prompts, drawn twice as large and with their words below, seed 7, as a picture file."""
     tile, words = 2 * SIZE, 34
     columns = 6
     sheet = Image.new("RGB", (columns * (tile + 8) + 8, len(SHOWCASE) // columns * (tile + words) + 8), "white")
@@ -259,7 +259,7 @@ def gallery(klein, path: str) -> None:
         x, y = 8 + i % columns * (tile + 8), 8 + i // columns * (tile + words)
         sheet.paste(picture.resize((tile, tile), Image.Resampling.BICUBIC), (x, y))
         pen.text((x, y + tile + 3), textwrap.fill(prompt, 34), fill=(60, 60, 70), font_size=11)
-    sheet.save(path, optimize=True)
+    sheet.save(path, optimize=True, quality=90)
 
 
 def draw_all(klein, prompts: list[str], **settings) -> list[Image.Image]:
@@ -400,7 +400,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--idle", action="store_true", help="edits that ask for a thing that is not there")
     parser.add_argument("--grid", help="write the pictures, side by side, to this PNG")
     parser.add_argument("--sweep", type=Path, help="accuracy against steps and guidance of both models, into this JSON")
-    parser.add_argument("--gallery", help="only draw the showcase prompts, into this PNG")
+    parser.add_argument("--gallery", help="only draw the showcase prompts, into this file")
     options = parser.parse_args(argv)
     if options.shapes:
         pictures = report_shapes(options.model)
