@@ -12,12 +12,14 @@ import random
 from collections.abc import Callable
 
 import mlx.core as mx
+import mlx.optimizers as optim
 from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder
 from ..position_ids import image_ids, text_ids
 from ..scenes import Scene, captions, sample, sample_one, sample_row
 from ..text_encoder import TextEncoder, tokenize
+from ..training import learning_rate
 from ..transformer import Transformer
 from .data import draw_scenes
 
@@ -72,3 +74,10 @@ def decoder_loss(model: Autoencoder, pixels: mx.array, latents: mx.array) -> mx.
     """Absolute error, whose best guess at an uncertain edge is one side of it, and squared error, which PSNR counts."""
     error = model.decode(latents) - pixels
     return mx.abs(error).mean() + 2 * (error * error).mean()
+
+
+def decoder_optimizer(steps: int) -> optim.Optimizer:
+    """Muon for the convolutions from many channels to many, Adam for the rest."""
+    adam = optim.AdamW(learning_rate(1e-3, steps), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+    muon = optim.Muon(learning_rate(5e-3, steps), momentum=0.95, weight_decay=0.0)
+    return optim.MultiOptimizer([muon, adam], [lambda _, w: w.ndim == 4 and min(w.shape[0], w.shape[-1]) > 8])

@@ -62,7 +62,7 @@ from .data import (
     train_tokenizer,
     training_scenes,
 )
-from .decoding import decoder_batches, decoder_loss
+from .decoding import decoder_batches, decoder_loss, decoder_optimizer
 from .judge import contact_sheet
 from .lessons import LESSONS, STUDENT, Lessons, StudentLessons, lesson_loss, more_scenes
 from .run import (
@@ -310,6 +310,7 @@ class Recipe:
 
         batches = decoder_batches(model, flow, text_encoder, tokenizer, TOKENS, 8, SIZE)
         self.train(run, until, decoder_loss, batches, report)
+        self.made.pop("finished", None)  # earlier stages drew their samples without this one
 
     def distill(self) -> None:
         until, (tokenizer, text_encoder) = self.steps["distill"], self.words()
@@ -352,13 +353,6 @@ class Recipe:
         drawn = Klein.from_pretrained(preview)(list(SAMPLES), seed=[0] * len(SAMPLES), progress=False, **more)
         contact_sheet(drawn).save(self.folder / f"{name}.png")
         return f"samples in {self.folder / name}.png"
-
-
-def decoder_optimizer(steps: int) -> optim.Optimizer:
-    """Muon for the convolutions from many channels to many, Adam for the rest."""
-    adam = optim.AdamW(learning_rate(1e-3, steps), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
-    muon = optim.Muon(learning_rate(5e-3, steps), momentum=0.95, weight_decay=0.0)
-    return optim.MultiOptimizer([muon, adam], [lambda _, w: w.ndim == 4 and min(w.shape[0], w.shape[-1]) > 8])
 
 
 def alike(data: FlowData) -> list[int]:

@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+import mlx.core as mx
+import mlx.optimizers as optim
 import pytest
 from small_nano import small_recipe  # noqa: F401, a fixture
 
@@ -17,12 +19,16 @@ from kleinlite.training import training_step
 
 def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, small, monkeypatch, capsys):
     monkeypatch.setattr(recipe, "calibrate", lambda recipe, stages: None)
+    monkeypatch.setattr(recipe, "decoder_optimizer", lambda steps: optim.Adam(0.05))  # two steps that can be seen
     folder = tmp_path / "runs"
     assert recipe.main([str(folder)]) == 0
     assert f"done: {folder / 'nano'}" in capsys.readouterr().out
     for model, distilled in (("nano", True), ("nano/base", False)):
         klein = Klein.from_pretrained(folder / model)
         assert klein.info.distilled == distilled and klein("a tree", seed=1, steps=1, progress=False).size == (96, 96)
+    decoder = klein.autoencoder.decoder.conv_out.weight
+    average = mx.load(str(folder / "decoder.safetensors"))["average.decoder.conv_out.weight"]
+    assert mx.allclose(decoder, average, atol=1e-3, rtol=1e-3), "what the decoder's stage made is what is exported"
     drawn = {"transformer.png", "sharpen.png", "edits.png", "wide.png", "distill.png"}
     assert {p.name for p in folder.glob("*.png")} == drawn and not list(folder.glob("*partial*"))
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}
