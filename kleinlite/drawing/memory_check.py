@@ -26,11 +26,11 @@ __all__ = [
 
 def plan_checkpoint(
     checkpoint: Checkpoint, *, width: int, height: int, bits: float | tuple[float, float] | None = None,
-    references: int = 0, b: int = 1, cached: bool = False,
+    references: int = 0, b: int = 1,
 ) -> MemoryPlan:  # fmt: skip
     """`plan_memory` for a model whose files are here; bits as its files have them if not given."""
-    bits, size = bits or bits_per_weight(checkpoint), {"width": width, "height": height}
-    return plan_networks(*checkpoint.configs, **size, bits=bits, references=references, b=b, cached=cached)
+    request = {"width": width, "height": height, "references": references, "b": b, "cached": checkpoint.info.kv}
+    return plan_networks(*checkpoint.configs, bits=bits or bits_per_weight(checkpoint), **request)
 
 
 def plan_networks(cfg: Config, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, **request: Any) -> MemoryPlan:

@@ -95,7 +95,7 @@ class Parts:
         """What a request takes, as the parts are loaded here or in so many bits per weight."""
         references = sum(gh * gw for gh, gw in request.reference_grids)
         size = {"width": request.width, "height": request.height, "b": len(request.prompts), "references": references}
-        plan = plan_checkpoint(self.checkpoint, bits=bits or self.bits, cached=self.info.kv, **size)
+        plan = plan_checkpoint(self.checkpoint, bits=bits or self.bits, **size)
         return plan._replace(transformer=plan.transformer + self.loras.nbytes)
 
     def check_memory(self, request: Request) -> None:

@@ -241,8 +241,9 @@ def tally(results: list[dict[str, bool]]) -> tuple[dict[str, float], float, floa
     )
 
 
-def contact_sheet(pictures: list[Image.Image], columns: int = 12) -> Image.Image:
-    """Pictures of the judge's size, row by row."""
+def contact_sheet(pictures: list[Image.Image]) -> Image.Image:
+    """Pictures of the judge's size, twelve to a row."""
+    columns = 12
     sheet = Image.new("RGB", (min(columns, len(pictures)) * SIZE, -(-len(pictures) // columns) * SIZE), "white")
     for i, picture in enumerate(pictures):
         sheet.paste(picture, (i % columns * SIZE, i // columns * SIZE))
