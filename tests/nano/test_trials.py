@@ -51,10 +51,11 @@ def test_a_net_reads_its_own_taps():
 def test_weights_in_use():
     """What the count calls idle changes nothing, and what it counts as used does."""
     net = Net(heads=1, double_blocks=0, single_blocks=2)
-    clean, features = mx.random.normal((8, 36, 32)), mx.random.normal((8, 32, 288))
+    clean = mx.random.normal((8, 36, 32), key=mx.random.key(1))
+    features = mx.random.normal((8, 32, 288), key=mx.random.key(2))
     pictures, model = trials.Pictures(clean, features), net.build(0)
     before = held_out_loss(model, net, pictures)
     model.double_stream_modulation_img.lin.weight = mx.ones_like(model.double_stream_modulation_img.lin.weight)
     assert held_out_loss(model, net, pictures) == pytest.approx(before, abs=1e-6)
-    model.single_stream_modulation.lin.weight = mx.ones_like(model.single_stream_modulation.lin.weight)
+    model.single_stream_modulation.lin.weight = 10 * mx.ones_like(model.single_stream_modulation.lin.weight)
     assert held_out_loss(model, net, pictures) != pytest.approx(before, abs=1e-3)
