@@ -3,7 +3,7 @@
 A student learns to do in four looks what its teacher does in forty. Then we ask how we know that its pictures are
 right.
 
-Promoted from notebooks/12_fewer_steps.ipynb: edit there, then run `make promote`. (seal a93a4dd6)
+Promoted from notebooks/12_fewer_steps.ipynb: edit there, then run `make promote`. (seal f77b900a)
 """
 
 import mlx.core as mx
@@ -34,20 +34,20 @@ def guided_mean_velocity(
 
 
 def distill_loss(
-    model: Transformer, teacher: Transformer, text_encoder: TextEncoder, empty: mx.array, guidance: tuple[float, ...],
+    model: Transformer, teacher: Transformer, text_encoder: TextEncoder, empty: mx.array, guidance: tuple[float, float],
     grid: tuple[int, int], clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
     segment: mx.array,
 ) -> mx.array:  # fmt: skip
-    """One of four steps: the last learns from the pictures themselves, the others from two of the teacher's, guided.
+    """One of four steps, from a noisy picture: the student's one look against two guided steps of the teacher.
 
-    guidance: of the first three steps. segment: an array as long as the number of the step, so that each has a graph.
+    guidance: of pictures from words alone, and of edits, where the reference leaves little to choose. segment: an array
+    as long as the number of the step, so that each has a graph.
     """
     i, n = segment.shape[0], clean.shape[1]
     t, t_end = schedule(4, n)[i : i + 2]
     eps, txt = mx.random.normal(clean.shape, key=key), mx.stop_gradient(text_encoder(ids, mask))
     rope = teacher.rope(flow_ids(grid, references), text_ids(ids.shape[1]))
-    x, target = (1 - t) * clean + t * eps, eps - clean
-    if i < 3:
-        target = guided_mean_velocity(teacher, x, references, txt, empty, rope, t, t_end, guidance[i])
+    x = (1 - t) * clean + t * eps
+    target = guided_mean_velocity(teacher, x, references, txt, empty, rope, t, t_end, guidance[references.shape[1] > 0])
     v = model(mx.concatenate([x, references], axis=1), txt, t, rope=rope)[:, :n]
     return ((v - target) ** 2).mean()

@@ -85,9 +85,7 @@ from .widen import wide_config, widen, widen_decoder
 
 SIZE, GRID, TOKENS = 96, (6, 6), 32
 HELD_OUT = 10_000_000  # scenes from this seed on are never trained on
-GUIDANCE = 3.0  # of the base model's samples
-GUIDANCES = (3.0, 3.0, 2.0)  # what the distilled model learns to do in its first three steps without being asked
-RATE = 1e-4  # of distillation: the student already knows how to draw
+GUIDANCE, EDITING = 3.0, 1.5  # of the base model's samples and edits: what the distilled one does without being asked
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 FINISHED = replace(AUTOENCODER, decoder_channels=(64, 32, 64, 96))  # outlines are drawn by the widest level
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
@@ -319,10 +317,9 @@ class Recipe:
         teacher, student = wide(), wide()
         teacher.freeze()
         empty = text_encoder(*tokenize(tokenizer, [""], TOKENS))
-        rate = learning_rate(RATE, until, warmup=1)
-        optimizer = optim.AdamW(rate, betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
-        run = Run(self.file("distill"), student, optimizer, decay=0.98)
-        loss = lambda model, *batch: distill_loss(model, teacher, text_encoder, empty, GUIDANCES, GRID, *batch)
+        run = Run(self.file("distill"), student, share_matrices(flow_optimizer(until, rate=0.25)), decay=0.99)
+        known = teacher, text_encoder, empty, (GUIDANCE, EDITING), GRID
+        loss = lambda model, *batch: distill_loss(model, *known, *batch)
         batches = self.lessons(StudentLessons, STUDENT)
         with two_streams():
             self.train(run, until, loss, batches, lambda: self.grid("distill", distilled=True))

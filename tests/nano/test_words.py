@@ -1,6 +1,7 @@
 """Other words for the same scene, and what is held out."""
 
 import random
+from collections import Counter
 
 import mlx.core as mx
 
@@ -40,6 +41,27 @@ def test_an_idle_instruction_names_what_is_not_there():
         assert words[0] in ("remove", "make", "turn") and words[2] not in {thing.kind for thing in scene.things}
 
 
+def made_up_lessons():
+    """Lessons of 2,000 scenes, 200 rows and 200 single shapes, whose latents are nothing."""
+    sizes = {"pictures": 2000, "targets": 0, "first": 0, "second": 0, "relatives": 0, "rows": 200, "ones": 200}
+    return Lessons({name: mx.zeros((count, 1, 1)) for name, count in sizes.items()}, train_tokenizer(), 32, 40)
+
+
+def test_what_is_hard_comes_more_often():
+    lessons = made_up_lessons()
+    turns = Counter(lessons.seeds)
+    by_turns = {n: [lessons.scenes[seed] for seed in turns if turns[seed] == n] for n in (1, 2, 3, 4)}
+    assert all(by_turns.values())
+    assert not any(thing.kind in ("star", "triangle") for scene in by_turns[1] for thing in scene.things)
+    assert all(thing.kind != "star" for scene in by_turns[2] for thing in scene.things)
+    assert all(scene.is_landscape for scene in by_turns[4])
+    green = [seed for seed in turns if lessons.scenes[seed].ground == "hills"
+             and any(thing.colour == "green" for thing in lessons.scenes[seed].things)]  # fmt: skip
+    assert green and all(turns[seed] == 4 for seed in green)
+    stars = sum(any(thing.kind == "star" for thing in scene.things) for _, scene in lessons.more["ones"])
+    assert stars > 0.25 * len(lessons.more["ones"])  # a sixth of the kinds
+
+
 def test_a_content_is_held_out_in_every_wording():
     share = sum(map(scene_held_out, SCENES)) / len(SCENES)
     assert 0.05 < share < 0.16
@@ -47,8 +69,7 @@ def test_a_content_is_held_out_in_every_wording():
         if len(scene.things) == 2:  # both ways round say the same
             assert content(scene).split()[:2] == [scene.things[0].colour, scene.things[0].kind]
     held = {caption for seed in range(2000) if scene_held_out(sample(seed)) for caption in captions(sample(seed))[-1:]}
-    sizes = {"pictures": 2000, "targets": 0, "first": 0, "second": 0, "relatives": 0, "rows": 200, "ones": 200}
-    lessons = Lessons({name: mx.zeros((count, 1, 1)) for name, count in sizes.items()}, train_tokenizer(), 32, 40)
+    lessons = made_up_lessons()
     texts = [text for step in range(200) for text in lessons.pictures(random.Random(step))[0]]
     assert held and not held & set(texts)
 
