@@ -317,7 +317,7 @@ class Recipe:
         teacher, student = wide(), wide()
         teacher.freeze()
         empty = text_encoder(*tokenize(tokenizer, [""], TOKENS))
-        run = Run(self.file("distill"), student, share_matrices(flow_optimizer(until, rate=0.25)), decay=0.99)
+        run = Run(self.file("distill"), student, share_matrices(flow_optimizer(until, rate=0.3)), decay=0.99)
         known = teacher, text_encoder, empty, (GUIDANCE, EDITING), GRID
         loss = lambda model, *batch: distill_loss(model, *known, *batch)
         batches = self.lessons(StudentLessons, STUDENT)
