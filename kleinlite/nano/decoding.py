@@ -8,6 +8,7 @@ to the decoder's latents for the same reason; these are the mistakes themselves.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -22,8 +23,11 @@ from ..text_encoder import TextEncoder, tokenize
 from ..training import learning_rate
 from ..transformer import Transformer
 from .data import draw_scenes
+from .lessons import extra_turns
 
 CLEAN = 4  # one picture in so many keeps the encoder's latents: editing and image-to-image start from these
+MOST = 4  # so many times as often a scene may come as another
+USUAL = 0.28  # standard deviation of a picture's pixels about their mean colour, the median of 300 scenes
 FIRST = 40_000_000  # scenes from this seed on: neither those that the transformer has seen nor those of the judge
 
 
@@ -31,6 +35,16 @@ def decoder_scene(rng: random.Random, seed: int) -> Scene:
     """Any scene, single shapes more often: a flat background and one outline show the decoder's faults best."""
     kind = rng.random()
     return sample(seed) if kind < 0.6 else sample_one(seed) if kind < 0.9 else sample_row(seed)
+
+
+def decoder_scenes(rng: random.Random, first: int, count: int) -> list[Scene]:
+    """So many of them, from a seed on; what is learned last comes as often more as in `Lessons`."""
+    seeds, scenes = itertools.count(first), []
+    while len(scenes) < count:
+        scene = decoder_scene(rng, next(seeds))
+        if rng.random() < (1 + extra_turns(scene)) / MOST:
+            scenes.append(scene)
+    return scenes
 
 
 def written(
@@ -59,8 +73,8 @@ def decoder_batches(
 
     def draw_batch(step: int) -> tuple[mx.array, mx.array]:
         rng, (k_clean, k_time, k_noise) = random.Random(step), mx.random.split(mx.random.key(step), 3)
-        scenes = [decoder_scene(rng, FIRST + step * batch + i) for i in range(batch)]
-        x, clean = draw_scenes(scenes, size), batch // CLEAN
+        scenes, clean = decoder_scenes(rng, FIRST + 64 * step, batch), batch // CLEAN
+        x = draw_scenes(scenes, size)
         z = autoencoder.encode(x)
         ids, mask = tokenize(tokenizer, [rng.choice(captions(scene)) for scene in scenes[clean:]], tokens)
         t = written_times(k_time, batch - clean)
@@ -71,9 +85,19 @@ def decoder_batches(
 
 
 def decoder_loss(model: Autoencoder, pixels: mx.array, latents: mx.array) -> mx.array:
-    """Absolute error, whose best guess at an uncertain edge is one side of it, and squared error, which PSNR counts."""
+    """Absolute error, whose best guess at an uncertain edge is one side of it, and squared error, which PSNR counts.
+
+    A picture counts by what there is to be seen: in white on pink, an error of a level takes more of the outline.
+    """
     error = model.decode(latents) - pixels
-    return mx.abs(error).mean() + 2 * (error * error).mean()
+    pictures = (mx.abs(error) + 2 * error * error).mean(axis=(1, 2, 3))
+    return (weights(pixels) * pictures).mean()
+
+
+def weights(pixels: mx.array) -> mx.array:
+    """What each picture counts, (b,): 1 where its colours differ as usual, up to 3 where they hardly do."""
+    contrast = mx.sqrt(((pixels - pixels.mean(axis=(1, 2), keepdims=True)) ** 2).mean(axis=(1, 2, 3)))
+    return mx.clip(USUAL / contrast, 0.8, 3.0)
 
 
 def decoder_optimizer(steps: int) -> optim.Optimizer:

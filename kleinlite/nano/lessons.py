@@ -32,11 +32,11 @@ from .data import FlowData
 from .words import idle_instruction, reword
 
 MORE = {"rows": sample_row, "ones": sample_one}
-LESSONS = ("pictures", "twins", "pictures", "edits", "pictures", "pictures", "twins", "pictures", "adds", "pictures",
-           "pictures", "twins", "pictures", "idle", "pictures", "pictures", "twins", "pictures", "edits", "pictures",
-           "pictures", "twins", "pictures", "pictures", "pairs")  # fmt: skip
-STUDENT = ("pictures", "pictures", "twins", "pictures", "edits", "pictures", "pictures", "idle", "pictures",
-           "pictures", "adds", "pictures", "twins")  # fmt: skip
+LESSONS = ("pictures", "edits", "twins", "pictures", "idle", "pictures", "edits", "pictures", "adds", "pictures",
+           "twins", "idle", "pictures", "edits", "pictures", "twins", "pictures", "edits", "idle", "pictures",
+           "pairs", "pictures", "adds", "twins", "edits")  # fmt: skip
+STUDENT = ("pictures", "idle", "pictures", "edits", "twins", "pictures", "pictures", "edits", "pictures", "idle",
+           "pictures", "adds", "pictures", "twins", "pictures")  # fmt: skip
 SEGMENTS = (3, 0, 3, 1, 3, 2, 3)  # which of the four steps a distillation step is about, by turns
 FAINT = {  # things that hardly stand out: (colour, background) of shapes, (colour, ground) of things in a landscape
     ("pink", "pink"), ("pink", "purple"), ("pink", "white"), ("yellow", "yellow"), ("yellow", "white"),
@@ -55,12 +55,12 @@ def said(rng: random.Random, text: str) -> str:
 
 
 def extra_turns(scene: Scene) -> int:
-    """How often more than once a scene is shown: what has many corners or hardly stands out is learned last."""
+    """How often more than once: what has many corners, or none, or hardly stands out is learned last."""
     turns = 0
     for thing in scene.things:
         if thing.kind == "triangle":
             turns = max(turns, 1)
-        if thing.kind == "star" or (scene.background and thing.colour == "white"):
+        if thing.kind in ("circle", "star") or (scene.background and thing.colour == "white"):
             turns = max(turns, 2)
         if (thing.colour, scene.background or scene.ground) in FAINT:
             turns = max(turns, 3 if scene.is_landscape else 2)

@@ -17,7 +17,7 @@ from kleinlite.nano.data import (
     sample_sentence,
     text_batch,
 )
-from kleinlite.nano.decoding import decoder_batches, decoder_loss, written
+from kleinlite.nano.decoding import decoder_batches, decoder_loss, decoder_scenes, weights, written
 from kleinlite.scenes import edit_held_out, held_out, instruction, relatives, sample_edit
 from kleinlite.training import initialize
 
@@ -104,10 +104,25 @@ def test_the_decoder_learns_from_latents_as_the_flow_writes_them(world):
     assert away[:2] == pytest.approx([0.02, 0.02], rel=0.1)  # clean ones: 2 of 8
     assert min(away[2:]) > 0.04
 
-    class Exact:
-        decode = staticmethod(lambda latents: x + 0.5)
 
-    assert decoder_loss(Exact, x, z).item() == pytest.approx(0.5 + 2 * 0.25, abs=1e-5)
+def test_a_faint_picture_counts_three_times_as_much_for_the_decoder():
+    x = mx.zeros((1, 4, 4, 3)) + 0.56 * (mx.arange(4) % 2)[:, None, None]  # as different as usual: 0.28 about its mean
+    every = mx.concatenate([x, x / 2, x / 9, 2 * x])
+    assert weights(every).tolist() == pytest.approx([1, 2, 3, 0.8], rel=1e-4)
+
+    class Off:
+        decode = staticmethod(lambda latents: every + 0.5 * (mx.arange(4) == 2)[:, None, None, None])
+
+    want = 3 * (0.5 + 2 * 0.25) / 4
+    assert decoder_loss(Off, every, None).item() == pytest.approx(want, rel=1e-4)
+
+
+def test_the_decoder_sees_circles_and_stars_more_often():
+    chosen = decoder_scenes(random.Random(0), 0, 400)
+    assert len(chosen) == 400 and len({str(scene) for scene in chosen}) > 390
+    ones = [scene.things[0].kind for scene in chosen if len(scene.things) == 1 and not scene.is_landscape]
+    count = lambda *kinds: sum(kind in kinds for kind in ones) / len(kinds)
+    assert count("circle", "star") > 1.5 * count("square", "diamond", "heart")
 
 
 def test_latents_without_noise_are_written_as_they_are(world):
