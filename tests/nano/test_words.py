@@ -1,12 +1,13 @@
 """Other words for the same scene, and what is held out."""
 
+import math
 import random
 from collections import Counter
 
 import mlx.core as mx
 
 from kleinlite.nano.data import train_tokenizer
-from kleinlite.nano.lessons import Lessons
+from kleinlite.nano.lessons import LESSONS, SEGMENTS, STUDENT, Lessons
 from kleinlite.nano.words import SYNONYMS, WORDS, idle_instruction, reword
 from kleinlite.scenes import captions, content, sample, sample_one, sample_row, scene_held_out
 
@@ -52,7 +53,7 @@ def test_what_is_hard_comes_more_often():
     turns = Counter(lessons.seeds)
     by_turns = {n: [lessons.scenes[seed] for seed in turns if turns[seed] == n] for n in (1, 2, 3, 4)}
     assert all(by_turns.values())
-    assert not any(thing.kind in ("star", "triangle") for scene in by_turns[1] for thing in scene.things)
+    assert not any(thing.kind in ("circle", "star", "triangle") for scene in by_turns[1] for thing in scene.things)
     assert all(thing.kind != "star" for scene in by_turns[2] for thing in scene.things)
     assert all(scene.is_landscape for scene in by_turns[4])
     green = [seed for seed in turns if lessons.scenes[seed].ground == "hills"
@@ -60,6 +61,11 @@ def test_what_is_hard_comes_more_often():
     assert green and all(turns[seed] == 4 for seed in green)
     stars = sum(any(thing.kind == "star" for thing in scene.things) for _, scene in lessons.more["ones"])
     assert stars > 0.25 * len(lessons.more["ones"])  # a sixth of the kinds
+
+
+def test_every_kind_of_lesson_meets_every_step_of_the_student():
+    assert set(STUDENT) < set(LESSONS) and math.gcd(len(STUDENT), len(SEGMENTS)) == 1
+    assert set(SEGMENTS) == {0, 1, 2, 3}
 
 
 def test_a_content_is_held_out_in_every_wording():
