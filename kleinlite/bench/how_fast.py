@@ -1,5 +1,6 @@
 """The page "How fast", from what `kleinlite.bench.peers` measured. Hand-written."""
 
+import io
 import json
 import os
 import statistics
@@ -165,6 +166,9 @@ COLOURS = {"kleinlite": "#3b7dd8", "diffusers": "#d9822b", "mflux": "#8a8f98"}
 def draw_plot(path: Path, timings: dict[str, dict[str, Timing]], work: dict[str, tuple[float, float]]) -> None:
     """Seconds of each stage, and its rate beside that of a plain product or a plain copy."""
     from matplotlib.figure import Figure
+    from PIL import Image
+
+    from ..book.plots import compress
 
     fastest = lambda stage, i: work[stage][i] / min((t.best for t in timings.get(stage, {}).values()), default=0)
     limits = fastest("product", 0), fastest("copy", 1)
@@ -196,4 +200,6 @@ def draw_plot(path: Path, timings: dict[str, dict[str, Timing]], work: dict[str,
     handles = [left.plot([], [], "o", color=colour, label=name)[0] for name, colour in COLOURS.items()]
     handles += left.plot([], [], color="black", linewidth=1.5, label="the machine's limit")
     figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=140)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=140)
+    path.write_bytes(compress(Image.open(drawn))[0])
