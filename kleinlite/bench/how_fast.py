@@ -168,8 +168,6 @@ def draw_plot(path: Path, timings: dict[str, dict[str, Timing]], work: dict[str,
     from matplotlib.figure import Figure
     from PIL import Image
 
-    from ..book.plots import compress
-
     fastest = lambda stage, i: work[stage][i] / min((t.best for t in timings.get(stage, {}).values()), default=0)
     limits = fastest("product", 0), fastest("copy", 1)
     figure = Figure(figsize=(7.6, 0.36 * len(timings) + 1.1), layout="constrained")
@@ -202,4 +200,4 @@ def draw_plot(path: Path, timings: dict[str, dict[str, Timing]], work: dict[str,
     figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=140)
-    path.write_bytes(compress(Image.open(drawn))[0])
+    Image.open(drawn).convert("RGB").quantize(128).save(path, optimize=True)
