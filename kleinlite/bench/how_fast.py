@@ -1,6 +1,5 @@
 """The page "How fast", from what `kleinlite.bench.peers` measured. Hand-written."""
 
-import io
 import json
 import os
 import statistics
@@ -198,6 +197,5 @@ def draw_plot(path: Path, timings: dict[str, dict[str, Timing]], work: dict[str,
     handles = [left.plot([], [], "o", color=colour, label=name)[0] for name, colour in COLOURS.items()]
     handles += left.plot([], [], color="black", linewidth=1.5, label="the machine's limit")
     figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=140)
-    Image.open(drawn).convert("RGB").quantize(128).save(path, optimize=True)
+    figure.savefig(path, dpi=140)
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
