@@ -42,6 +42,8 @@ FAINT = {  # things that hardly stand out: (colour, background) of shapes, (colo
     ("pink", "pink"), ("pink", "purple"), ("pink", "white"), ("yellow", "yellow"), ("yellow", "white"),
     ("orange", "yellow"), ("green", "hills"), ("white", "snow"), ("yellow", "desert"),
 }  # fmt: skip
+GUIDANCE, EDITING = 3.0, 1.5  # of pictures from words alone, and of edits, where the reference leaves little to choose
+LAYOUT = 2  # the first so many of the four steps settle where things stand
 NONSENSE = 0.03  # how often a word is made up: what the rest of the sentence says still holds
 
 
@@ -109,12 +111,17 @@ class Lessons(FlowData):
         other = said(rng, text)
         return other if len(self.tokenizer.encode(TEMPLATE.format(other)).ids) <= self.tokens else text
 
-    def pictures(self, rng: random.Random):
+    def choose(self, rng: random.Random) -> list[tuple[str, int, Scene]]:
+        """A batch of pictures: the list that each comes from, its row there, and what it shows."""
         counts = {"rows": self.batch // 10, "ones": self.batch // 4}
         seeds = rng.choices(self.seeds, k=self.batch - sum(counts.values()))
         chosen = [("pictures", seed, self.scenes[seed]) for seed in seeds]
         for name, count in counts.items():
             chosen += [(name, *found) for found in rng.choices(self.more[name], k=count)]
+        return chosen
+
+    def pictures(self, rng: random.Random):
+        chosen = self.choose(rng)
         texts = [rng.choice([c for c in captions(scene) if not held_out(c)] or [""]) for *_, scene in chosen]
         clean = mx.stack([self.latents[name][row] for name, row, _ in chosen])
         return texts, clean, clean[:, :0]
@@ -137,10 +144,19 @@ def more_scenes(rows: int, ones: int) -> dict[str, list[Scene]]:
 
 
 class StudentLessons(Lessons):
-    """The same for distillation: with each batch, which of the four steps it is about, as an array of that length."""
+    """The same for distillation: with each batch the guidance of its pictures, (b,), and which of the four steps it is
+    about, as an array of that length.
+    """
 
     def __call__(self, step: int) -> tuple[mx.array, ...]:
-        return *super().__call__(step), mx.zeros((SEGMENTS[step % len(SEGMENTS)],))
+        clean, *rest = super().__call__(step)
+        segment = SEGMENTS[step % len(SEGMENTS)]
+        if self.turns[step % len(self.turns)] == "pictures":
+            scenes = [scene for *_, scene in self.choose(random.Random(step))]
+            guidance = [1.0 if scene.is_landscape and segment < LAYOUT else GUIDANCE for scene in scenes]
+        else:
+            guidance = [EDITING] * len(clean)
+        return clean, *rest, mx.array(guidance), mx.zeros((segment,))
 
 
 def lesson_times(key: mx.array, b: int, edits: bool) -> mx.array:

@@ -64,7 +64,7 @@ from .data import (
 )
 from .decoding import decoder_batches, decoder_loss, decoder_optimizer
 from .judge import contact_sheet
-from .lessons import LESSONS, STUDENT, Lessons, StudentLessons, lesson_loss, more_scenes
+from .lessons import GUIDANCE, LESSONS, STUDENT, Lessons, StudentLessons, lesson_loss, more_scenes
 from .run import (
     MISSING,
     Run,
@@ -85,7 +85,6 @@ from .widen import wide_config, widen, widen_decoder
 
 SIZE, GRID, TOKENS = 96, (6, 6), 32
 HELD_OUT = 10_000_000  # scenes from this seed on are never trained on
-GUIDANCE, EDITING = 3.0, 1.5  # of the base model's samples and edits: what the distilled one does without being asked
 AUTOENCODER = AutoencoderConfig(channels=(16, 32, 64, 96), layers=1, groups=8)
 FINISHED = replace(AUTOENCODER, decoder_channels=(64, 32, 64, 96))  # outlines are drawn by the widest level
 TRANSFORMER = TransformerConfig(double_blocks=2, single_blocks=5, heads=4, axes=(8, 8, 8, 8), d_text=288)
@@ -318,7 +317,7 @@ class Recipe:
         teacher.freeze()
         empty = text_encoder(*tokenize(tokenizer, [""], TOKENS))
         run = Run(self.file("distill"), student, share_matrices(flow_optimizer(until, rate=0.3)), decay=0.99)
-        known = teacher, text_encoder, empty, (GUIDANCE, EDITING), GRID
+        known = teacher, text_encoder, empty, GRID
         loss = lambda model, *batch: distill_loss(model, *known, *batch)
         batches = self.lessons(StudentLessons, STUDENT)
         with two_streams():

@@ -7,7 +7,7 @@ from collections import Counter
 import mlx.core as mx
 
 from kleinlite.nano.data import train_tokenizer
-from kleinlite.nano.lessons import LESSONS, SEGMENTS, STUDENT, Lessons
+from kleinlite.nano.lessons import LESSONS, SEGMENTS, STUDENT, Lessons, StudentLessons
 from kleinlite.nano.words import SYNONYMS, WORDS, idle_instruction, reword
 from kleinlite.scenes import captions, content, sample, sample_one, sample_row, scene_held_out
 
@@ -42,10 +42,11 @@ def test_an_idle_instruction_names_what_is_not_there():
         assert words[0] in ("remove", "make", "turn") and words[2] not in {thing.kind for thing in scene.things}
 
 
-def made_up_lessons():
+def made_up_lessons(kind=Lessons, turns=LESSONS):
     """Lessons of 2,000 scenes, 200 rows and 200 single shapes, whose latents are nothing."""
     sizes = {"pictures": 2000, "targets": 0, "first": 0, "second": 0, "relatives": 0, "rows": 200, "ones": 200}
-    return Lessons({name: mx.zeros((count, 1, 1)) for name, count in sizes.items()}, train_tokenizer(), 32, 40)
+    latents = {name: mx.zeros((count, 1, 1)) for name, count in sizes.items()}
+    return kind(latents, train_tokenizer(), 32, 40, turns)
 
 
 def test_what_is_hard_comes_more_often():
@@ -66,6 +67,22 @@ def test_what_is_hard_comes_more_often():
 def test_every_kind_of_lesson_meets_every_step_of_the_student():
     assert set(STUDENT) < set(LESSONS) and math.gcd(len(STUDENT), len(SEGMENTS)) == 1
     assert set(SEGMENTS) == {0, 1, 2, 3}
+
+
+def test_landscapes_are_guided_once_their_layout_stands():
+    lessons = made_up_lessons(StudentLessons, ("pictures", "idle"))
+    met = set()
+    for step in range(2 * len(SEGMENTS)):
+        clean, references, *_, guidance, segment = lessons(step)
+        assert guidance.shape == (len(clean),)
+        if references.shape[1]:
+            assert set(guidance.tolist()) == {1.5}
+        else:
+            shown = [scene for *_, scene in lessons.choose(random.Random(step))]
+            want = [1.0 if scene.is_landscape and segment.shape[0] < 2 else 3.0 for scene in shown]
+            assert guidance.tolist() == want
+            met |= {(segment.shape[0], value) for value in want}
+    assert met == {(0, 1.0), (0, 3.0), (1, 1.0), (1, 3.0), (2, 3.0), (3, 3.0)}
 
 
 def test_a_content_is_held_out_in_every_wording():
