@@ -152,7 +152,7 @@ class StudentLessons(Lessons):
         clean, *rest = super().__call__(step)
         segment = SEGMENTS[step % len(SEGMENTS)]
         if self.turns[step % len(self.turns)] == "pictures":
-            scenes = [scene for *_, scene in self.choose(random.Random(step))]
+            scenes = [scene for *_, scene in self.choose(random.Random(step))]  # the batch's own choice, once more
             guidance = [1.0 if scene.is_landscape and segment < LAYOUT else GUIDANCE for scene in scenes]
         else:
             guidance = [EDITING] * len(clean)
