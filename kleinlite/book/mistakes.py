@@ -16,7 +16,7 @@ from typing import NamedTuple
 import mlx.core as mx
 from PIL import Image
 
-from ..nano.judge import array, asked, judge, shown
+from ..nano.judge import array, examine
 from ..scenes import Scene
 from . import plots
 
@@ -67,8 +67,7 @@ def compare(
             caught = [check for check, holds in checks.items() if not holds()]
         right = right or pictures
         off = [255 * mx.abs(array(a) - array(b)).mean().item() for a, b in zip(pictures, right)]
-        seen = [ok for (scene, caption), picture in zip(cases, pictures)
-                for ok in shown(judge(picture), scene, asked(scene, caption)).values()]  # fmt: skip
+        seen = [ok for result in examine(pictures, cases) for ok in result.values()]
         effect = effects[name] = Effect(sum(off) / len(off), sum(seen) / len(seen), caught)
         counted = f"{effect.levels:.1f} levels changed\n{sum(seen)} of {len(seen)} found"
         rows[f"{textwrap.fill(name, 20)}\n{counted}"] = pictures[:4]

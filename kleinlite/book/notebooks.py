@@ -7,11 +7,12 @@ Readers on the web see stored outputs, so they are committed; reviewers read dif
 change on its own. Kept: text, tables, pictures (once, as PNG), and execution counts 1..n, which nbval
 insists on. Dropped: time stamps, editor settings, progress bars and warnings, live widgets (nothing without a
 kernel; the still picture beside one is kept). Made the same everywhere: memory addresses, and the names of folders
-on this machine.
+on this machine. Added by `run`: which bundled weights drew them, so that a test finds outputs of older ones.
 Cells marked `# NBVAL_SKIP` (the released weights) are not run: they keep the outputs of the Mac that did.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_METADATA = ("alt", "jupyter", "tags")  # what a cell may say about itself; `alt` describes its pictures
+WEIGHTS = "kleinlite-weights"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 NOISE = [
     (re.compile(r"\b0x[0-9a-f]{6,}\b", re.I), "0x…"),
@@ -35,6 +37,14 @@ NOISE = [
 
 class RunError(Exception):
     """A cell raised, took too long, or took the kernel down."""
+
+
+def bundled_weights(root: Path = ROOT) -> str:
+    """The weights that come with the package, as a number: the start of a SHA-256 over all of their files."""
+    digest = hashlib.sha256()
+    for file in sorted((root / "kleinlite" / "nano").rglob("*.safetensors")):
+        digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def text_of(value: str | list[str]) -> str:
@@ -103,6 +113,7 @@ def clean_notebook(notebook: dict) -> dict:
             cell["outputs"] = clean_outputs(old["outputs"], count)
         cells.append(cell)
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    metadata |= {k: v for k, v in notebook["metadata"].items() if k == WEIGHTS}
     return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
@@ -148,6 +159,7 @@ def run_notebook(path: Path, timeout: int = 600) -> dict:
             if output.get("name") == "stderr" and "\r" not in output["text"]:
                 where = f"{path.name}, code cell {cell.execution_count}"
                 print(f"{where} wrote to stderr, not kept: {output['text'].rstrip()}", file=sys.stderr)
+    notebook.metadata[WEIGHTS] = bundled_weights()
     return clean_notebook(json.loads(json.dumps(notebook)))
 
 

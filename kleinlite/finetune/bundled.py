@@ -16,11 +16,11 @@ from .settings import Settings
 from .trainer import LoraTrainer
 
 FOLDER = Path(__file__).parents[1] / "nano" / "loras"
-COMMON = {"rank": 3, "batch": 8, "accumulate": 1, "rate": 2e-3}
+COMMON = {"rank": 3, "batch": 8, "accumulate": 1}
 PICTURES = {"cross": 33, "outlined": 97}  # one is held out
 SETTINGS = {
-    "cross": Settings(**COMMON, steps=800, every=200, shift=6.0, held_out=1 / PICTURES["cross"]),
-    "outlined": Settings(**COMMON, steps=900, every=300, shift=3.0, held_out=1 / PICTURES["outlined"]),
+    "cross": Settings(**COMMON, steps=1200, every=300, rate=3e-3, shift=6.0, held_out=1 / PICTURES["cross"]),
+    "outlined": Settings(**COMMON, steps=900, every=300, rate=2e-3, shift=3.0, held_out=1 / PICTURES["outlined"]),
 }
 
 

@@ -1,4 +1,4 @@
-"""What the decoder is taught: to read latents as the flow writes them. Hand-written.
+"""What the decoder is taught, to read latents as the flow writes them; and what it shows of them. Hand-written.
 
 The encoder's latents are exact; the transformer's are a little off, most of all after its last step, from t = 0.7 to
 the picture. So the decoder sees mostly latents that went through noise and one step of the transformer, and must find
@@ -25,9 +25,10 @@ from ..transformer import Transformer
 from .data import draw_scenes
 from .lessons import extra_turns
 
-CLEAN = 4  # one picture in so many keeps the encoder's latents: editing and image-to-image start from these
+CLEAN = 3  # of eight pictures so many keep the encoder's latents: editing and image-to-image start from these
 MOST = 4  # so many times as often a scene may come as another
 USUAL = 0.28  # standard deviation of a picture's pixels about their mean colour, the median of 300 scenes
+UNSEEN = 0.25  # an error that no pixel shows counts so much: the next step still reads it
 FIRST = 40_000_000  # scenes from this seed on: neither those that the transformer has seen nor those of the judge
 
 
@@ -73,7 +74,7 @@ def decoder_batches(
 
     def draw_batch(step: int) -> tuple[mx.array, mx.array]:
         rng, (k_clean, k_time, k_noise) = random.Random(step), mx.random.split(mx.random.key(step), 3)
-        scenes, clean = decoder_scenes(rng, FIRST + 64 * step, batch), batch // CLEAN
+        scenes, clean = decoder_scenes(rng, FIRST + 64 * step, batch), CLEAN * batch // 8
         x = draw_scenes(scenes, size)
         z = autoencoder.encode(x)
         ids, mask = tokenize(tokenizer, [rng.choice(captions(scene)) for scene in scenes[clean:]], tokens)
@@ -105,3 +106,20 @@ def decoder_optimizer(steps: int) -> optim.Optimizer:
     adam = optim.AdamW(learning_rate(1e-3, steps), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
     muon = optim.Muon(learning_rate(5e-3, steps), momentum=0.95, weight_decay=0.0)
     return optim.MultiOptimizer([muon, adam], [lambda _, w: w.ndim == 4 and min(w.shape[0], w.shape[-1]) > 8])
+
+
+def sight(autoencoder: Autoencoder, pixels: mx.array, key: mx.array) -> mx.array:
+    """R, (128, 128): of errors of latents, `errors @ R` squared is what the decoder shows, on average over tokens.
+
+    R R = (1 - UNSEEN) J^T J + UNSEEN I, with J the derivative of the pixels by a token, and J^T J scaled to the trace
+    of I. Random signs on the pixels, pulled back to the latents, have J^T J as their second moment (Hutchinson 1990).
+    """
+    seen, same = mx.zeros((128, 128)), mx.eye(128)
+    for x, k in zip(mx.split(pixels, len(pixels)), mx.random.split(key, len(pixels))):
+        signs = 1 - 2.0 * mx.random.bernoulli(shape=x.shape, key=k)
+        pulled = mx.vjp(autoencoder.decode, [autoencoder.encode(x)], [signs])[1][0].reshape(-1, 128)
+        seen = seen + pulled.T @ pulled
+        mx.eval(seen)  # one picture's activations at a time
+    both = (1 - UNSEEN) * 128 / mx.trace(seen) * seen + UNSEEN * same
+    values, vectors = mx.linalg.eigh(both, stream=mx.cpu)
+    return (vectors * mx.sqrt(values)) @ vectors.T

@@ -192,6 +192,11 @@ def shown(seen: Scene, scene: Scene, want: Attributes) -> dict[str, bool]:
     return right
 
 
+def examine(pictures: list[Image.Image], cases: list[tuple[Scene, str]]) -> list[dict[str, bool]]:
+    """Of each picture, what is right of what its caption asks for: see `shown`. cases: scenes and their captions."""
+    return [shown(judge(picture), scene, asked(scene, caption)) for picture, (scene, caption) in zip(pictures, cases)]
+
+
 def held_out_captions(count: int, first: int = 20_000_000) -> list[tuple[Scene, str]]:
     """`count` scenes of held-out content with a caption each, the same every time."""
     found = {}  # by caption
@@ -281,7 +286,7 @@ def draw_captions(
     cases = held_out_captions(count)
     said = [in_other_words(caption) if reworded else caption for _, caption in cases]
     pictures = draw_all(klein, said, steps=steps, guidance=guidance)
-    return pictures, [shown(judge(p), scene, asked(scene, caption)) for (scene, caption), p in zip(cases, pictures)]
+    return pictures, examine(pictures, cases)
 
 
 def in_other_words(caption: str) -> str:
@@ -294,8 +299,7 @@ def report_captions(klein, options) -> list[Image.Image]:
     """The model's pictures, and beside them the drawn scenes through its autoencoder: what is lost already there."""
     pictures, results = draw_captions(klein, options.count, options.steps, options.guidance, options.reworded)
     cases = held_out_captions(options.count)
-    sent = there_and_back(klein.autoencoder, [draw(scene, SIZE) for scene, _ in cases])
-    limits = [shown(judge(p), scene, asked(scene, caption)) for p, (scene, caption) in zip(sent, cases)]
+    limits = examine(there_and_back(klein.autoencoder, [draw(scene, SIZE) for scene, _ in cases]), cases)
 
     def shares(results: list[dict[str, bool]]) -> dict[str, float]:
         by_kind, attributes, whole = tally(results)

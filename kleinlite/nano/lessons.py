@@ -172,10 +172,14 @@ def lesson_times(key: mx.array, b: int, edits: bool) -> mx.array:
 
 
 def lesson_loss(
-    model: Transformer, text_encoder: TextEncoder, grid: tuple[int, int],
+    model: Transformer, text_encoder: TextEncoder, grid: tuple[int, int], root: mx.array,
     clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
 ) -> mx.array:  # fmt: skip
-    """The flow loss at these noise levels."""
+    """The flow loss at these noise levels, of errors @ root, (128, 128): as the decoder shows them (`decoding.sight`).
+
+    That moves no optimum, for the best answer is the mean, whatever it is measured by. A network too small for the
+    best answer is told where to be wrong.
+    """
     k_noise, k_time = mx.random.split(key)
     b, n, _ = clean.shape
     t, eps = lesson_times(k_time, b, references.shape[1] > 0), mx.random.normal(clean.shape, key=k_noise)
@@ -183,4 +187,4 @@ def lesson_loss(
     txt = mx.stop_gradient(text_encoder(ids, mask))
     img = mx.concatenate([x, references], axis=1)
     v = model(img, txt, t, flow_ids(grid, references), text_ids(ids.shape[1]))[:, :n]
-    return ((v - (eps - clean)) ** 2).mean()
+    return (((v - (eps - clean)) @ root) ** 2).mean()

@@ -62,7 +62,7 @@ from .data import (
     train_tokenizer,
     training_scenes,
 )
-from .decoding import decoder_batches, decoder_loss, decoder_optimizer
+from .decoding import decoder_batches, decoder_loss, decoder_optimizer, sight
 from .judge import contact_sheet
 from .lessons import GUIDANCE, LESSONS, STUDENT, Lessons, StudentLessons, lesson_loss, more_scenes
 from .run import (
@@ -282,10 +282,10 @@ class Recipe:
     def wide(self) -> None:
         """Twice as wide, and on with more words, rows, single shapes and the noise levels that four steps stand at."""
         until, (_, text_encoder) = self.steps["wide"], self.words()
-        self.finished_autoencoder()  # for the samples
+        root = sight(self.finished_autoencoder(), draw_samples(range(32), SIZE), mx.random.key(8))
         model = share_blocks(widen(self.trained("edits", Transformer(TRANSFORMER)), mx.random.key(5)))
         run = Run(self.file("wide"), model, share_matrices(flow_optimizer(until, rate=0.6)), decay=0.99)
-        loss = lambda model, *batch: lesson_loss(model, text_encoder, GRID, *batch)
+        loss = lambda model, *batch: lesson_loss(model, text_encoder, GRID, root, *batch)
         with two_streams():
             self.train(run, until, loss, self.lessons(Lessons, LESSONS), lambda: self.grid("wide", distilled=False))
 

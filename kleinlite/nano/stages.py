@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 STEPS = {
-    "autoencoder": 2900, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 9600, "wide": 34_000,
-    "decoder": 10_000, "distill": 8700,
+    "autoencoder": 2900, "text_encoder": 700, "transformer": 7200, "sharpen": 760, "edits": 9600, "wide": 40_400,
+    "decoder": 18_400, "distill": 9400,
 }  # fmt: skip
 STAGES = (*STEPS, "export")
 ABOUT = "train klein-nano, the whole recipe or one stage; stop it with Ctrl-C at any time: it goes on where it was"

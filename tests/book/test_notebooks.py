@@ -134,6 +134,7 @@ def test_two_runs_store_the_same_bytes(tmp_path, capsys):
     assert "01_demo.ipynb: changed" in said.out and "code cell 1 wrote to stderr, not kept" in said.err
     assert notebooks.main(["run", "01"], tmp_path) == 0
     assert path.read_text() == first and "unchanged" in capsys.readouterr().out
+    assert json.loads(first)["metadata"][notebooks.WEIGHTS] == notebooks.bundled_weights()
     stored = json.loads(first)["cells"]
     assert [cell["execution_count"] for cell in stored] == [1, 2, 3, 4, 5, 6]
     assert len(stored[0]["outputs"]) == 1 and "old" not in str(stored[0]["outputs"])
@@ -165,3 +166,5 @@ def test_the_book_is_stored_clean(path):
     assert not missing, (
         f"{len(missing)} cells were never run, code cell {missing[0]} first: run `make run-notebooks NB={path.stem}`"
     )
+    drawn_by = book["metadata"].get(notebooks.WEIGHTS)
+    assert drawn_by == notebooks.bundled_weights(), "outputs of other weights than the bundled: `make run-notebooks`"

@@ -17,7 +17,8 @@ from kleinlite.nano.data import (
     sample_sentence,
     text_batch,
 )
-from kleinlite.nano.decoding import decoder_batches, decoder_loss, decoder_scenes, weights, written
+from kleinlite.nano.decoding import UNSEEN, decoder_batches, decoder_loss, decoder_scenes, sight, weights, written
+from kleinlite.nano.lessons import lesson_loss
 from kleinlite.scenes import edit_held_out, held_out, instruction, relatives, sample_edit
 from kleinlite.training import initialize
 
@@ -101,8 +102,8 @@ def test_the_decoder_learns_from_latents_as_the_flow_writes_them(world):
     (x, z), (again, same) = batches(3), batches(3)
     assert mx.array_equal(x, again) and mx.array_equal(z, same)
     away = (z - autoencoder.encode(x)).std(axis=(1, 2, 3)).tolist()
-    assert away[:2] == pytest.approx([0.02, 0.02], rel=0.1)  # clean ones: 2 of 8
-    assert min(away[2:]) > 0.04
+    assert away[:3] == pytest.approx([0.02] * 3, rel=0.1)  # clean ones: 3 of 8
+    assert min(away[3:]) > 0.04
 
 
 def test_a_faint_picture_counts_three_times_as_much_for_the_decoder():
@@ -115,6 +116,33 @@ def test_a_faint_picture_counts_three_times_as_much_for_the_decoder():
 
     want = 3 * (0.5 + 2 * 0.25) / 4
     assert decoder_loss(Off, every, None).item() == pytest.approx(want, rel=1e-4)
+
+
+def test_errors_of_latents_count_as_the_decoder_shows_them():
+    """A decoder that shows the first 32 of 128 channels, the first of them ten times as strongly."""
+    strength = mx.concatenate([mx.array([10.0]), mx.ones((31,)), mx.zeros((96,))])
+
+    class Plain:
+        encode = staticmethod(lambda x: mx.zeros((1, 6, 6, 128)))
+        decode = staticmethod(lambda z: (z * strength)[..., None])
+
+    root = sight(Plain, mx.zeros((3, 6, 6, 128, 1)), mx.random.key(1))
+    assert mx.allclose(root, root.T, atol=1e-5)
+    off = (root**2).sum(axis=1)  # what an error of 1 in each channel counts
+    assert off.sum().item() == pytest.approx(128, rel=1e-4)
+    seen = (1 - UNSEEN) * 128 / 131
+    assert off[0].item() == pytest.approx(100 * seen + UNSEEN, rel=1e-3)
+    assert off[1:32].tolist() == pytest.approx([seen + UNSEEN] * 31, rel=1e-3)
+    assert off[32:].tolist() == pytest.approx([UNSEEN] * 96, rel=1e-3)
+
+
+def test_the_flow_loss_is_of_errors_as_they_are_seen(world):
+    _, _, text_encoder, flow, data = world
+    measured_by = lambda root: lesson_loss(flow, text_encoder, (6, 6), root, *data(0)).item()
+    low, same = mx.diag((mx.arange(128) < 40).astype(mx.float32)), mx.eye(128)
+    assert measured_by(2 * same) == pytest.approx(4 * measured_by(same), rel=1e-4)
+    assert measured_by(low) + measured_by(same - low) == pytest.approx(measured_by(same), rel=1e-4)
+    assert 0.1 < measured_by(low) / measured_by(same) < 0.6
 
 
 def test_the_decoder_sees_circles_and_stars_more_often():

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from kleinlite.nano.data import draw_samples
-from kleinlite.nano.judge import asked, edited, held_out_captions, held_out_edits, judge, shown, tally
+from kleinlite.nano.judge import asked, edited, examine, held_out_captions, held_out_edits, judge, shown, tally
 from kleinlite.pipeline import to_images
 from kleinlite.scenes import Scene, Thing, captions, draw, sample
 
@@ -14,8 +14,7 @@ SCENES = [sample(seed) for seed in range(30_000_000, 30_000_080)]
 
 
 def score(images, scenes=SCENES):
-    results = [shown(judge(image), scene, asked(scene, captions(scene)[-1])) for image, scene in zip(images, scenes)]
-    return tally(results)
+    return tally(examine(images, [(scene, captions(scene)[-1]) for scene in scenes]))
 
 
 def test_clean_drawings_are_read_right():

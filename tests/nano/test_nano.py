@@ -8,7 +8,7 @@ import pytest
 from kleinlite import Klein
 from kleinlite.models.opening import find_model
 from kleinlite.nano.data import draw_samples, psnr
-from kleinlite.nano.judge import asked, edited, held_out_captions, held_out_edits, judge, shown, tally
+from kleinlite.nano.judge import edited, examine, held_out_captions, held_out_edits, judge, tally
 from kleinlite.pipeline import to_images, to_pixels
 from kleinlite.sampling import noise
 from kleinlite.scenes import draw
@@ -79,8 +79,7 @@ def test_it_draws_what_it_is_told(nano):
     """Held-out captions, fixed seeds, the judge of kleinlite.nano.judge; the README's table has more of them."""
     cases = held_out_captions(60)
     drawn = nano([caption for _, caption in cases], seed=list(range(60)), progress=False)
-    results = [shown(judge(p), scene, asked(scene, caption)) for (scene, caption), p in zip(cases, drawn)]
-    by_kind, attributes, _ = tally(results)
+    by_kind, attributes, _ = tally(examine(drawn, cases))
     assert attributes > 0.92, by_kind
     assert min(by_kind[what] for what in ("colour", "place")) > 0.95 and by_kind["kind"] > 0.75, by_kind
 
