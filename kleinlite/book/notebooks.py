@@ -39,11 +39,11 @@ class RunError(Exception):
     """A cell raised, took too long, or took the kernel down."""
 
 
-def bundled_weights(root: Path = ROOT) -> str:
+def bundled_weights() -> str:
     """The weights that come with the package, as a number: the start of a SHA-256 over all of their files."""
     digest = hashlib.sha256()
-    for file in sorted((root / "kleinlite" / "nano").rglob("*.safetensors")):
-        digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    for file in sorted((ROOT / "kleinlite" / "nano").rglob("*.safetensors")):
+        digest.update(file.relative_to(ROOT).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

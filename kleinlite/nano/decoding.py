@@ -114,12 +114,12 @@ def sight(autoencoder: Autoencoder, pixels: mx.array, key: mx.array) -> mx.array
     R R = (1 - UNSEEN) J^T J + UNSEEN I, with J the derivative of the pixels by a token, and J^T J scaled to the trace
     of I. Random signs on the pixels, pulled back to the latents, have J^T J as their second moment (Hutchinson 1990).
     """
-    seen, same = mx.zeros((128, 128)), mx.eye(128)
+    seen = mx.zeros((128, 128))
     for x, k in zip(mx.split(pixels, len(pixels)), mx.random.split(key, len(pixels))):
         signs = 1 - 2.0 * mx.random.bernoulli(shape=x.shape, key=k)
         pulled = mx.vjp(autoencoder.decode, [autoencoder.encode(x)], [signs])[1][0].reshape(-1, 128)
         seen = seen + pulled.T @ pulled
         mx.eval(seen)  # one picture's activations at a time
-    both = (1 - UNSEEN) * 128 / mx.trace(seen) * seen + UNSEEN * same
+    both = (1 - UNSEEN) * 128 / mx.trace(seen) * seen + UNSEEN * mx.eye(128)
     values, vectors = mx.linalg.eigh(both, stream=mx.cpu)
     return (vectors * mx.sqrt(values)) @ vectors.T

@@ -173,6 +173,10 @@ class Recipe:
             self.made["finished"] = model
         return self.made["finished"]
 
+    def sight(self) -> mx.array:
+        """What the wide stage measures errors of latents by, (128, 128)."""
+        return sight(self.finished_autoencoder(), draw_samples(range(32), SIZE), mx.random.key(8))
+
     def trained_text_encoder(self) -> TextEncoder:
         if "text_encoder" not in self.made:
             model = self.trained("text_encoder", TextEncoder(text_config(self.tokenizer())))
@@ -282,7 +286,7 @@ class Recipe:
     def wide(self) -> None:
         """Twice as wide, and on with more words, rows, single shapes and the noise levels that four steps stand at."""
         until, (_, text_encoder) = self.steps["wide"], self.words()
-        root = sight(self.finished_autoencoder(), draw_samples(range(32), SIZE), mx.random.key(8))
+        root = self.sight()
         model = share_blocks(widen(self.trained("edits", Transformer(TRANSFORMER)), mx.random.key(5)))
         run = Run(self.file("wide"), model, share_matrices(flow_optimizer(until, rate=0.6)), decay=0.99)
         loss = lambda model, *batch: lesson_loss(model, text_encoder, GRID, root, *batch)
@@ -370,6 +374,9 @@ class Rehearsal(Recipe):
 
     def trained_autoencoder(self) -> Autoencoder:
         return self.trained("autoencoder", Autoencoder(AUTOENCODER))
+
+    def sight(self) -> mx.array:
+        return mx.eye(128)
 
     def latents(self, scenes_by_name: dict[str, list[Scene]]) -> dict[str, mx.array]:
         shape = GRID[0] * GRID[1], 128
