@@ -2,7 +2,7 @@
 
 We give every token four coordinates and build the rotation that lets attention feel the distance between them.
 
-Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal fb4c1b4a)
+Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal ec0f5198)
 """
 
 import mlx.core as mx
@@ -35,8 +35,8 @@ def rope_table(
 ) -> tuple[mx.array, mx.array]:
     """Cosines and sines of every token's angles: ids (s, 4) → two arrays (s, hd/2), hd = sum(axes).
 
-    Axis a owns axes[a] channels, that is axes[a]/2 angles position·theta^(-2r/axes[a]). float32 always: half precision
-    cannot hold the angle of position 511.
+    Axis a owns axes[a] channels, that is axes[a]/2 angles position·theta^(-2r/axes[a]). float32 always: bfloat16
+    would make 512 of position 511.
     """
     angles = [
         ids[..., i, None].astype(mx.float32) * theta ** (-mx.arange(0, dim, 2, dtype=mx.float32) / dim)
