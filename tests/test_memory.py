@@ -163,3 +163,13 @@ def test_limits_of_the_process_count_as_the_machines():
     code += "resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, -1)); print(machine_memory()[0])"
     end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert int(end.stdout) == min(8 * 10**9, memory_check.machine_memory()[0]), end.stderr
+
+
+def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
+    file = tmp_path / "memory.max"
+    monkeypatch.setattr(memory_check, "Path", lambda path: file if path == "/sys/fs/cgroup/memory.max" else Path(path))
+    without = memory_check.process_limits()
+    file.write_text("3000000000\n")
+    assert memory_check.process_limits() == [*without, 3 * 10**9]
+    file.write_text("max\n")
+    assert memory_check.process_limits() == without

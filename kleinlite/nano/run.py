@@ -25,6 +25,7 @@ from ..training import training_step
 
 RANK_OFFSET = 72_000  # process r takes the batches from step r · RANK_OFFSET on: other ones, of the same kinds
 DAMAGED = "{} is damaged or cut short: delete it, and its stage starts again."
+ANOTHER = "{} holds another network than this one: delete it, or use another folder."
 MISSING = "{} is missing: train that stage first (or leave out --stage to train all)."
 
 # ---------------------------------------------------------------- several processes
@@ -119,7 +120,7 @@ def read_run(path: Path, expected: dict[str, mx.array]) -> tuple[dict, int]:
     except SafetensorError:
         raise ValueError(DAMAGED.format(path)) from None
     if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in expected.items()}:
-        raise ValueError(f"{path} holds another network than this one: delete it, or use another folder.")
+        raise ValueError(ANOTHER.format(path))
     check_finite(path, arrays)
     return tree_unflatten(list(arrays.items())), step
 
@@ -130,6 +131,9 @@ def load_average(path: Path, module: nn.Module) -> nn.Module:
         raise ValueError(MISSING.format(path))
     prefix, (arrays, _) = "average.", read_arrays(path)
     average = {k[len(prefix) :]: w for k, w in arrays.items() if k.startswith(prefix)}
+    shapes = {k: w.shape for k, w in tree_flatten(module.parameters())}
+    if not average or any(shapes.get(k) != w.shape for k, w in average.items()):  # a stage may train only a part
+        raise ValueError(ANOTHER.format(path))
     check_finite(path, average)
     module.update(tree_unflatten(list(average.items())))
     return module

@@ -115,6 +115,19 @@ def test_with_references(play, tmp_path, monkeypatch):
     assert "Image.open" not in play.parts.code.value
 
 
+def test_a_reference_is_read_as_klein_reads_it(play, tmp_path, monkeypatch):
+    image = Image.new("RGBA", (128, 96), (255, 0, 0, 255))
+    image.paste((0, 0, 0, 0), (64, 0, 128, 96))  # transparent, which is white behind
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    image.save(tmp_path / "a.png", exif=turned)
+    upload(play, ("a.png", (tmp_path / "a.png").read_bytes()))
+    assert (play.parts.width.value, play.parts.height.value) == (96, 128)
+    draw(play, prompt="make it night", steps=1)
+    monkeypatch.chdir(tmp_path)
+    assert again(play).tobytes() == shown(play).tobytes()
+
+
 def test_a_base_model_has_guidance():
     base = Klein.from_pretrained("nano-base")
     panel = widgets.playground(base)
@@ -175,7 +188,7 @@ def test_wrong_requests_are_answered_in_a_sentence(play, values, sentence):
     ("content", "sentence"),
     [
         (b"no picture at all", "x.png is not a picture"),
-        (gradient(96, 96)[:200], "x.png is not a picture"),
+        (gradient(96, 96)[:200], "x.png: The picture cannot be read (image file is truncated"),
         (gradient(20, 20), "A reference picture needs sides of at least 64 pixels"),
     ],
 )

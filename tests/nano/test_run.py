@@ -43,6 +43,19 @@ def test_a_resumed_run_is_the_same_run(tmp_path, world):
     assert [p.name for p in tmp_path.iterdir()] == ["b.safetensors"], "nothing half-written is left"
 
 
+def test_a_young_average_forgets_its_start(tmp_path):
+    line = nn.Linear(1, 1, bias=False)
+    line.weight = mx.array([[100.0]])
+    run = Run(tmp_path / "a.safetensors", line, optim.SGD(0.5))
+    weights = [
+        line.weight.item() for _ in run.steps(3, lambda model, x: (model(x) ** 2).mean(), lambda _: (mx.ones((1, 1)),))
+    ]
+    average, decays = 100.0, (1 / 10, 2 / 11, 3 / 12)
+    for weight, decay in zip(weights, decays):
+        average = decay * average + (1 - decay) * weight
+    assert run.average["weight"].item() == pytest.approx(average, abs=1e-5)
+
+
 def test_learning_moves_the_loss(tmp_path, world):
     model = Autoencoder(CONFIG)
     initialize(model, mx.random.key(0), damp=("conv2", "proj_out"))
@@ -56,6 +69,12 @@ def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(tmp_path):
     Run(path, line, optim.Adam(0.1)).save()
     with pytest.raises(ValueError, match=r"a\.safetensors holds another network than this one: delete it"):
         Run(path, nn.Linear(4, 2), optim.Adam(0.1))
+    for other in (nn.Linear(4, 2), nn.RMSNorm(3)):  # another shape, and other names
+        with pytest.raises(ValueError, match=r"a\.safetensors holds another network than this one: delete it"):
+            load_average(path, other)
+    mx.save_safetensors(str(tmp_path / "bare.safetensors"), {"weight": mx.zeros((2, 3))}, {"step": "1"})
+    with pytest.raises(ValueError, match=r"bare\.safetensors holds another network than this one"):
+        load_average(tmp_path / "bare.safetensors", nn.Linear(3, 2))
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ValueError, match=r"a\.safetensors is damaged or cut short: delete it"):
         Run(path, line, optim.Adam(0.1))

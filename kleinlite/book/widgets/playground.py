@@ -13,6 +13,7 @@ import ipywidgets as ipw
 from matplotlib.figure import Figure
 from PIL import Image
 
+from ...drawing.picture_file import to_rgb
 from ...models.opening import ModelInfo
 from ...pipeline import Klein, Step, prepare_reference
 from .panel import Clickable, Code, Files, Panel, make_row, make_thumbnail, show_pictures, to_png
@@ -78,8 +79,10 @@ def open_pictures(files: list[dict]) -> list[Image.Image]:
     pictures = []
     for file in files:
         try:
-            pictures.append(Image.open(io.BytesIO(file["content"])).convert("RGB"))
-        except OSError:
+            pictures.append(to_rgb(Image.open(io.BytesIO(file["content"]))))  # as `Klein` reads it
+        except ValueError as error:
+            raise ValueError(f"{file['name']}: {error}") from None
+        except (OSError, Image.DecompressionBombError):
             raise ValueError(f"{file['name']} is not a picture, or one of a kind that cannot be read.") from None
     return pictures
 
@@ -137,7 +140,7 @@ class Playground(Panel):
             request = {name: getattr(parts, name).value for name in names}
             request["images"] = open_pictures(parts.files.value)
             steps = self.klein.stream(**request, progress=False)
-        except ValueError as error:
+        except (ValueError, MemoryError) as error:
             return self.show_status(str(error), "wrong")
         self.stop_requested.clear()
         self.idle.clear()
