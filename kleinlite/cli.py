@@ -81,7 +81,9 @@ def parse_lora(text: str) -> tuple[str, float]:
     try:
         return file, float(scale)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{scale!r} in {text!r} is not a scale, a number such as 0.7") from None
+        raise argparse.ArgumentTypeError(
+            f"{scale!r} in {text!r} is not a scale, a number such as 0.7 (a prompt stands before --lora)"
+        ) from None
 
 
 def make_parser() -> Parser:
@@ -210,7 +212,7 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
 
     prompt, negative = pick("prompt", args.prompt), pick("negative_prompt", args.negative, "")
     if prompt is None:
-        args.parser.error('say what to draw, in quotes and before --image: kleinlite generate "a red circle"')
+        args.parser.error('say what to draw, in quotes, before --image and --lora: kleinlite generate "a red circle"')
     width, height = args.size or (like.get("width"), like.get("height"))
     return (
         model,

@@ -27,6 +27,7 @@ class Loras(MutableMapping[str, float]):
     def __init__(self, cfg: TransformerConfig):
         self._cfg = cfg
         self._adapters: dict[str, tuple[str, Adapter, float]] = {}  # name → key inside the network, file, scale
+        self._sha256: dict[str, str] = {}  # key → of the file as it was read: later it may be another, or gone
         self._net: Transformer | None = None  # to which they are attached
         self._count = 0
 
@@ -42,7 +43,8 @@ class Loras(MutableMapping[str, float]):
         while name in self._adapters:
             name, number = f"{adapter.name}-{number}", number + 1
         self._count += 1
-        self._adapters[name] = f"lora{self._count}", adapter, float(scale)
+        key = f"lora{self._count}"
+        self._adapters[name], self._sha256[key] = (key, adapter, float(scale)), fingerprint(adapter.path)
         if self._net is not None:
             self._attach(name)
         return name
@@ -73,8 +75,8 @@ class Loras(MutableMapping[str, float]):
     def metadata(self) -> list[dict]:
         """What a picture remembers: the files' names, their scales, and the beginning of their SHA-256."""
         return [
-            {"file": adapter.source, "scale": scale, "sha256": fingerprint(adapter.path)}
-            for _, adapter, scale in self._adapters.values()
+            {"file": adapter.source, "scale": scale, "sha256": self._sha256[key]}
+            for key, adapter, scale in self._adapters.values()
         ]
 
     def __getitem__(self, name: str) -> float:

@@ -41,15 +41,15 @@ class Parts:
     def load(self, name: str) -> nn.Module | Tokenizer:
         """The tokenizer, text_encoder, transformer or autoencoder, read from its files if it is not in memory."""
         part = self.loaded.get(name)
-        if part is None:
-            part = self.loaded[name] = in_turn(self._load, name)
-        return part
+        return in_turn(self._load, name) if part is None else part
 
     def _load(self, name: str) -> nn.Module | Tokenizer:
-        part = getattr(self.checkpoint, f"load_{name}")()
-        if name == "transformer":
-            self.loras.attach_to(part)
-        return part
+        if name not in self.loaded:  # another thread may have had its turn before
+            part = getattr(self.checkpoint, f"load_{name}")()
+            if name == "transformer":
+                self.loras.attach_to(part)
+            self.loaded[name] = part
+        return self.loaded[name]
 
     def release(self, name: str) -> None:
         """Take a part out of memory, unless it is pinned or `keep_loaded` says that all parts stay."""

@@ -35,7 +35,8 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: name one with pictures and their captions, dog.png and dog.txt.")
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
-    twice = [path for path, other in zip(files, files[1:]) if path.stem == other.stem]
+    last = {path.stem: path for path in files}
+    twice = [path for path in files if last[path.stem] != path]
     if twice:
         raise ValueError(
             f"{first_few(twice)}: there is another picture of that name, and a caption cannot be for both."
@@ -93,7 +94,7 @@ def check_sizes(folder: Path, examples: list[Example]) -> None:
 def read_caption(path: Path) -> str:
     """The words in a caption's file, on one line."""
     try:
-        words = " ".join(path.read_text(encoding="utf-8").split())
+        words = " ".join(path.read_text(encoding="utf-8-sig").split())
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text: save the caption again.") from None
     if not words:

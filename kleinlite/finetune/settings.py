@@ -24,6 +24,8 @@ class Settings:
         for name in ("rank", "steps", "batch", "accumulate", "every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} counts from 1, not from {getattr(self, name)}.")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"A seed is a number from 0 to 2^64 - 1, not {self.seed}.")
         if not 0 < self.rate < 1:
             raise ValueError(f"The learning rate is above 0 and far below 1, such as 1e-4, not {self.rate:g}.")
         if self.layout not in LAYOUTS:

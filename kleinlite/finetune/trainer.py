@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -130,7 +131,10 @@ class LoraTrainer:
         self.run = Run(self.folder / "state.safetensors", self.net, optimizer)
 
     def check_same_settings(self, examples: Sequence[Example]) -> None:
-        """Refuse to go on with another training's state; write down what this one is."""
+        """Refuse to go on with another training's state; write down what this one is.
+
+        What was written down before a first step, by a start that was refused or stopped, stands in nobody's way.
+        """
         path, pixels = self.folder / "training.json", hashlib.sha256()
         for example in examples:
             for picture in (example.picture, *example.references):
@@ -138,9 +142,11 @@ class LoraTrainer:
         this = {"model": self.klein.info.name, **asdict(self.settings), "examples": pixels.hexdigest()}
         if path.exists() and (was := read_json(path)) != this:
             changed = ", ".join(name for name in this if was.get(name) != this[name])
-            raise ValueError(
-                f"{self.folder} has a training with other settings ({changed}): delete it, or name another file."
-            )
+            if (self.folder / "state.safetensors").exists():
+                raise ValueError(
+                    f"{self.folder} has a training with other settings ({changed}): delete it, or name another file."
+                )
+            shutil.rmtree(self.folder / "encoded", ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(this, indent=1) + "\n", encoding="utf-8")
 

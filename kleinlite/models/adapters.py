@@ -322,7 +322,7 @@ def bundled_adapters() -> dict[str, Path]:
 
 
 def find_adapter(name: str | Path) -> Path:
-    return Path(name) if Path(name).exists() else bundled_adapters().get(str(name), Path(name))
+    return Path(name) if Path(name).is_file() else bundled_adapters().get(str(name), Path(name))
 
 
 def open_adapter(path: str | Path) -> Adapter:

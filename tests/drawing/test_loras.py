@@ -9,7 +9,7 @@ from kleinlite import Klein, picture_info
 from kleinlite.cli import main
 from kleinlite.drawing.loras import Loras
 from kleinlite.lora import LowRank, new_changes
-from kleinlite.models.adapters import write_adapter
+from kleinlite.models.adapters import find_adapter, write_adapter
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.transformer import Transformer
 
@@ -130,7 +130,27 @@ def test_generate_remembers_and_draws_again(folder, here, capsys):
     assert main(["generate", "--like", "a.png", "--lora", "one.safetensors:0", "-o", "c.png"]) == 0
     assert main([*options, "-o", "d.png"]) == 0
     assert Image.open("c.png").tobytes() == Image.open("d.png").tobytes()
-    assert not {"c.png.partial", "kleinlite"} & {path.name for path in here.iterdir()}
+    drawn = {f"{letter}.png" for letter in "abcd"}
+    assert {path.name for path in here.iterdir()} == {*drawn, "one.safetensors", "two.safetensors"}
+
+
+def test_a_picture_remembers_the_file_that_was_read(folder, tmp_path):
+    """A training writes its adapter anew while others draw with it."""
+    file = tmp_path / "one.safetensors"
+    file.write_bytes((folder / "one.safetensors").read_bytes())
+    loras = Loras(Klein.from_pretrained("nano").checkpoint.parts["transformer"][0])
+    loras.add(file)
+    was = loras.metadata()
+    file.write_bytes((folder / "two.safetensors").read_bytes())
+    assert loras.metadata() == was
+    file.unlink()
+    assert loras.metadata() == was
+
+
+def test_a_folder_hides_no_bundled_adapter(tmp_path, monkeypatch):
+    (tmp_path / "cross").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_adapter("cross").is_file()
 
 
 def test_what_is_typed_wrongly(folder, here, capsys):

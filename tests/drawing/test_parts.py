@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import pytest
@@ -121,6 +123,18 @@ def test_where_memory_is_short_the_transformer_goes_too(monkeypatch, stop):
     assert "transformer" not in klein.loaded
     klein("another", **WISH)
     assert ("text_encoder", ["autoencoder", "tokenizer"]) in watched.log or stop
+
+
+def test_threads_that_ask_at_once_get_one_part():
+    klein, barrier = Klein.from_pretrained("nano"), threading.Barrier(2)
+
+    def ask(_):
+        barrier.wait()
+        return klein.text_encoder
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(ask, range(2))
+    assert one is other is klein.text_encoder
 
 
 def test_where_memory_is_short_what_is_yours_stays(monkeypatch):

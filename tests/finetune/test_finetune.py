@@ -124,6 +124,19 @@ def test_a_bad_folder_gets_a_sentence(folder, how):
     assert str(error.value).endswith(".")
 
 
+def test_three_pictures_of_two_names(folder):
+    """a.m.png stands between a.jpg and a.png."""
+    for name in ("a.jpg", "a.m.png", "a.png"):
+        Image.new("RGB", (96, 96)).save(folder / name)
+    with pytest.raises(ValueError, match=r"a\.jpg: there is another picture of that name"):
+        read_folder(folder)
+
+
+def test_a_caption_as_windows_saves_it(folder):
+    (folder / "0.txt").write_text("a red cross", encoding="utf-8-sig")
+    assert read_folder(folder)[0].caption == "a red cross"
+
+
 def test_what_is_no_folder(tmp_path):
     with pytest.raises(ValueError, match="is no folder"):
         read_folder(tmp_path / "none")
@@ -182,6 +195,19 @@ def test_another_training_is_not_mixed_in(folder, tmp_path):
     (folder / "3.txt").write_text("a cross")
     with pytest.raises(ValueError, match=r"other settings \(examples\)"):
         trained(folder, tmp_path / "x.safetensors")
+
+
+def test_a_start_that_was_refused_stands_in_nobodys_way(folder, tmp_path):
+    (folder / "3.txt").write_text("a red cross " * 40)
+    with pytest.raises(ValueError, match="tokens"):
+        trained(folder, tmp_path / "x.safetensors")
+    (folder / "3.txt").write_text("a red cross")
+    assert trained(folder, tmp_path / "x.safetensors").out.is_file()
+
+
+def test_a_seed_that_is_none():
+    with pytest.raises(ValueError, match=r"A seed is a number from 0 to 2\^64 - 1, not -1"):
+        Settings(seed=-1)
 
 
 def test_gradients_of_batches_add_up(folder, tmp_path):
