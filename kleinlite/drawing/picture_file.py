@@ -46,7 +46,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         raise ValueError(f"A picture of {size} is too large, at most {limit} million pixels can be read: shrink it.")
     try:
         image = ImageOps.exif_transpose(image)
-        if image.has_transparency_data:
+        if image.has_transparency_data and not image.mode.startswith("I"):  # of 16 bits only a level is transparent
             behind = Image.new("RGBA", image.size, (*BACKGROUND, 255))
             return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
         if image.mode != "F" and not image.mode.startswith("I"):

@@ -113,6 +113,8 @@ class LoraTrainer:
     """One training: a model, examples and settings, and the file in which the adapter shall be."""
 
     def __init__(self, klein: Klein, examples: Sequence[Example], out: str | Path, settings: Settings):
+        if klein.info.distilled:
+            raise ValueError(f"{klein.info.name} is distilled: train on its base model, and use the adapter on it.")
         self.klein, self.settings, self.out = klein, settings, Path(out)
         self.folder = self.out.with_suffix(".training")
         self.rows, self.held_out = split_examples(len(examples), settings.held_out, settings.seed)

@@ -30,6 +30,11 @@ def reds(image: Image.Image) -> list[int]:
 # ---------------------------------------------------------------- any picture in 8-bit RGB
 
 
+def test_a_transparent_level_of_sixteen_bits_leaves_the_others(tmp_path):
+    Image.new("I;16", (64, 64), 20000).save(tmp_path / "a.png", transparency=5)
+    assert to_rgb(Image.open(tmp_path / "a.png")).getpixel((9, 9)) == (78, 78, 78)
+
+
 @pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B", "I"])
 def test_sixteen_bits_are_scaled(mode):
     values = array.array("i" if mode == "I" else "H", [0, 128, 257, 32768, 65278, 65535])

@@ -205,6 +205,11 @@ def test_a_start_that_was_refused_stands_in_nobodys_way(folder, tmp_path):
     assert trained(folder, tmp_path / "x.safetensors").out.is_file()
 
 
+def test_a_distilled_model_is_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match="nano is distilled: train on its base model"):
+        LoraTrainer(Klein.from_pretrained("nano"), read_folder(folder), tmp_path / "x.safetensors", QUICK)
+
+
 def test_a_seed_that_is_none():
     with pytest.raises(ValueError, match=r"A seed is a number from 0 to 2\^64 - 1, not -1"):
         Settings(seed=-1)
