@@ -202,10 +202,19 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
             f"{args.like} was drawn with {model!r}, which is not on this machine: if you trust it, say --model {model}."
         )
     if model != like.get("model"):
-        like = {key: value for key, value in like.items() if key not in ("steps", "guidance", "quantize")}
+        like = {key: value for key, value in like.items() if key not in ("steps", "guidance", "quantize", "parts")}
     if like.get("references") and not args.image:
         was = f"{args.like} was made from {like['references']} other picture(s), which it does not contain"
         raise ValueError(f"{was}: name them with --image.")
+    if like.get("noise") and args.seed is None:
+        raise ValueError(f"{args.like} was drawn from noise that was given, which it does not contain: name a --seed.")
+    parts = like.get("parts") or {}
+    for place in parts.values() if isinstance(parts, dict) else [parts]:
+        if not is_local(place):
+            raise ValueError(
+                f"{args.like} was drawn with parts of {place!r}, which is not on this machine: if you trust it, fetch it "
+                f"with `kleinlite download {place}`."
+            )
 
     def pick(name, typed, default=None):
         return like.get(name, default) if typed is None else typed
@@ -218,6 +227,7 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
         model,
         {
             "quantize": pick("quantize", args.quantize),
+            "parts": parts,
             "loras": find_recorded_loras(like, args.like) if args.lora is None else args.lora,
         },
         {
@@ -283,7 +293,8 @@ def generate(args: argparse.Namespace) -> None:
         open_adapter(file) if loras is None else loras.add(file, scale)
     if released and not find_cached(model):
         plan = lambda setting: plan_released(model, width=request.width, height=request.height, quantize=setting)
-        check_memory(plan(quantize), {} if quantize else {bits: plan(bits) for bits in (8, 6, 5, 4, 3)})
+        fixed = quantize or released.file.endswith("nvfp4.safetensors")  # which cannot be packed again
+        check_memory(plan(quantize), {} if fixed else {bits: plan(bits) for bits in (8, 6, 5, 4, 3)})
     ensure_fetched(model, args.offline)
     klein = Klein.from_pretrained(model, **settings)
     request = check_request(klein.info, **arguments | {"seed": seed})

@@ -1,8 +1,9 @@
 """What it costs.
 
-From the config alone we predict how many weights, products, bytes and seconds a picture takes, and then measure.
+From the config alone we predict how many weights, products and bytes a picture takes, from one measured product how
+many seconds, and then measure.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 61b9bb42)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 71790c3c)
 """
 
 from dataclasses import replace

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from PIL import Image, PngImagePlugin
 from stand_in_hub import TINY, Repository
 
-from kleinlite import __version__, picture_info, pipeline
+from kleinlite import __version__, picture_info, pipeline, save_picture
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.cli import main
 from kleinlite.models.download import fetch_model
@@ -235,6 +235,43 @@ def test_like_an_edit_takes_the_references_again(draw):
     draw("--seed", 1, "--image", "first.png")
     assert run("generate", "--like", "x.png", "--image", "first.png", "-o", "again.png") == 0
     assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
+
+
+def test_like_takes_replaced_parts_again(tiny):
+    other = shutil.copytree(tiny, "other")
+    vae = Path(other, "vae", "diffusion_pytorch_model.safetensors")
+    weights = {name: w * 2 if name == "decoder.conv_out.weight" else w for name, w in mx.load(str(vae)).items()}
+    mx.eval(weights)
+    mx.save_safetensors(str(vae), weights)
+    drawn = pipeline.Klein.from_pretrained(tiny, parts={"vae": other})(PROMPT, seed=7, steps=1, progress=False)
+    assert picture_info(drawn)["parts"] == {"vae": "other"}
+    save_picture(drawn, "x.png")
+    assert run("generate", "--like", "x.png", "-o", "again.png") == 0
+    assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
+    assert run("generate", "--like", "x.png", "--model", tiny / "base", "--steps", 1, "-o", "plain.png") == 0
+    assert "parts" not in picture_info("plain.png")  # another model has its own
+
+
+def test_like_takes_the_parts_of_a_single_file_again(tiny):
+    transformer = pipeline.Klein.from_pretrained(tiny).transformer
+    mx.save_safetensors("klein.safetensors", dict(tree_flatten(transformer.parameters())))
+    klein = pipeline.Klein.from_pretrained("klein.safetensors", parts=tiny)
+    save_picture(klein(PROMPT, seed=7, steps=1, progress=False), "x.png")
+    assert picture_info("x.png")["parts"] == str(tiny)
+    assert run("generate", "--like", "x.png", "-o", "again.png") == 0
+    assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
+
+
+def test_like_a_picture_from_noise_wants_a_seed(tiny, capsys):
+    noise = mx.random.normal((1, 16, 128), key=mx.random.key(1))
+    save_picture(pipeline.Klein.from_pretrained(tiny)(PROMPT, noise=noise, seed=7, progress=False), "x.png")
+    made = picture_info("x.png")
+    assert made["noise"] is True and "seed" not in made
+    assert run("info", "x.png") == 0 and "noise" in capsys.readouterr().out
+    assert run("generate", "--like", "x.png", "-o", "again.png") == 2
+    assert "from noise that was given, which it does not contain: name a --seed" in capsys.readouterr().err
+    assert run("generate", "--like", "x.png", "--seed", 8, "-o", "again.png") == 0
+    assert picture_info("again.png")["seed"] == 8 and "noise" not in picture_info("again.png")
 
 
 # ---------------------------------------------------------------- info, models, help

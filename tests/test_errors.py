@@ -177,6 +177,8 @@ def test_a_model_that_cannot_fit(tiny, hub, refused, monkeypatch):
     monkeypatch.setattr("kleinlite.drawing.memory_check.machine_memory", lambda: (10**9, 10**9))
     refused("takes 9. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options)
     refused("takes 5. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options, "--quantize", 8)
+    monkeypatch.setattr("kleinlite.drawing.memory_check.machine_memory", lambda: (6 * 10**9, 6 * 10**9))
+    refused("takes 6.5 GB of memory a smaller model", "generate", PROMPT, "--model", "4b-nvfp4", *options[2:])
     assert hub.requests == []  # 16 GB later would be late
 
 
@@ -249,6 +251,9 @@ def test_like_with_what_no_longer_works(tiny, refused):
         ("guidance", 3.0): "distilled guidance",
         ("prompt", "a " * 100): "tokens shorten",
         ("quantize", 7): "quantize 3, 4 7",
+        ("parts", "4b-fp8"): "x.png parts of '4b-fp8' not on this machine trust kleinlite download",
+        ("parts", "gone"): "'gone' nano folder",
+        ("noise", True): "noise which it does not contain --seed",
         ("model", "gone"): "'gone' nano folder",
     }.items():
         remember("x.png", json.dumps(MADE | {"model": str(tiny)} | dict([change])))
@@ -307,6 +312,13 @@ def test_an_empty_folder(unusable, tiny):
 def test_a_missing_part(part, unusable, tiny):
     shutil.rmtree(tiny / part)
     unusable(f"tiny/{part}/ missing complete")
+
+
+def test_a_neighbours_part_is_not_taken(unusable, tiny):
+    """Only `base` shares what lies beside it."""
+    shutil.copytree(tiny, "model", ignore=shutil.ignore_patterns("vae", "base"))
+    shutil.copytree(tiny / "vae", "vae")
+    unusable("model/vae/ missing complete", "model")
 
 
 @PARTS

@@ -90,6 +90,8 @@ class DiffusionPipeline(Parts):
             last = step
         pictures = last.preview()  # nothing is left to expect: it is the picture itself
         more = next(({"quantize": q} for q, p in PACKINGS.items() if p == self.checkpoint.packing), {})
+        if self.checkpoint.chosen:
+            more = more | {"parts": self.checkpoint.chosen}
         if self.loras:
             more = more | {"loras": self.loras.metadata()}
         for i, picture in enumerate(pictures if request.batched else [pictures]):

@@ -100,7 +100,8 @@ class Parts:
 
     def check_memory(self, request: Request) -> None:
         """Refuse a request that this machine cannot hold with a MemoryError that names what would fit."""
-        smaller = {q: self.plan_memory(request, PACKINGS[q].bits_per_weight) for q in (8, 6, 5, 4, 3)}
+        choice = () if self.checkpoint.packed else (8, 6, 5, 4, 3)
+        smaller = {q: self.plan_memory(request, PACKINGS[q].bits_per_weight) for q in choice}
         check_memory(self.plan_memory(request), smaller)
 
     def make_room(self, request: Request) -> None:

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 __all__ = ["open_picture", "to_rgb", "check_reference_size", "save_picture", "picture_info", "read_metadata"]
 
-# What a picture of ours remembers, see `Request.metadata`; and perhaps "quantize" and "loras".
+# What a picture of ours remembers, see `Request.metadata`; and perhaps "quantize", "parts" and "loras".
 REMEMBERED = {"model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float)}
 REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references": int}
 
@@ -122,7 +122,11 @@ def read_metadata(path: str | Path) -> dict:
         made = picture_info(image)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    complete = all(isinstance(made.get(name), kind) for name, kind in REMEMBERED.items())
+    start = {"seed"} if made.get("noise") is True else set()
+    complete = all(isinstance(made.get(name), REMEMBERED[name]) for name in REMEMBERED.keys() - start)
+    parts = made.get("parts", "")
+    places = parts.values() if isinstance(parts, dict) else [parts]
+    complete = complete and all(isinstance(place, str) for place in places)
     loras = made.get("loras", [])
     complete = complete and isinstance(loras, list) and all(map(is_lora, loras))
     if not complete or not isinstance(made.get("quantize", ""), (int, str)):

@@ -23,6 +23,7 @@ from .thread import in_turn
 __all__ = ["Request", "check_request", "check_prompts", "check_images", "check_loading"]
 
 LARGEST_SIDE = 2**31 - 16  # what a PNG file can say; memory ends long before
+LARGEST_GUIDANCE = 1000  # pictures are spoilt from about 20; what overflows is black
 FLOATS = (mx.float32, mx.bfloat16, mx.float16)
 
 
@@ -59,9 +60,10 @@ class Request:
         return [(image.height // 16, image.width // 16) for image in self.references]
 
     def metadata(self, i: int) -> dict:
-        """What made picture i, in the words of a call."""
+        """What made picture i, in the words of a call; no seed leads back to noise that was given."""
+        start = {"seed": self.seeds[i]} if self.noise is None else {"noise": True}
         return {
-            "model": self.model, "prompt": self.prompts[i], "seed": self.seeds[i], "steps": self.steps,
+            "model": self.model, "prompt": self.prompts[i], **start, "steps": self.steps,
             "guidance": self.guidance, "negative_prompt": self.negative_prompt,
             "width": self.width, "height": self.height, "references": len(self.references),
         }  # fmt: skip
@@ -174,8 +176,9 @@ def check_guidance(guidance: float | None, info: ModelInfo) -> float:
             f"{info.name} is distilled: guidance is built into its weights and cannot be set. Leave guidance out, or "
             "use the base model (nano-base for nano, base-4b for 4b)."
         )
-    if not none <= guidance < math.inf:
-        raise ValueError(f"guidance is a number from {none:g} (none) upwards, not {guidance:g}: try {info.guidance:g}.")
+    if not none <= guidance <= LARGEST_GUIDANCE:
+        told = f"from {none:g} (none) to {LARGEST_GUIDANCE}, not {guidance:g}"
+        raise ValueError(f"guidance is a number {told}: try {info.guidance:g}.")
     return guidance
 
 

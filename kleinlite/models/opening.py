@@ -46,14 +46,16 @@ def find_model(name: str) -> Path:
 
 
 def part_folder(folder: Path, part: str) -> Path:
-    """The folder of one part. nano-base keeps only its own transformer and takes the rest from nano beside it."""
+    """The folder of one part. nano-base, in `nano/base`, keeps only its own transformer and takes the rest from nano."""
     beside = folder.parent / part
-    return beside if beside.is_dir() and not (folder / part).is_dir() else folder / part
+    shared = folder.name == "base" and beside.is_dir() and not (folder / part).is_dir()
+    return beside if shared else folder / part
 
 
 def find_parts(name: str, parts: str | Path | dict[str, str | Path] | None = None) -> tuple[Path, dict[str, Path]]:
     """The folder with the model's index and tokenizer, and where each part lies: a folder or a single file."""
     path = find_model(name)
+    parts = None if parts == {} else parts
     chosen = parts if isinstance(parts, dict) else {}
     if unknown := set(chosen) - set(PARTS):
         raise ValueError(f"parts names {', '.join(map(repr, unknown))}; a model's parts are {', '.join(PARTS)}.")
@@ -289,6 +291,8 @@ class Checkpoint:
     parts: dict[str, tuple[Config, Path]]  # "transformer", … → its numbers, and the folder or file with its weights
     dtype: mx.Dtype  # in which the transformer and the text encoder compute
     packing: Packing | None = None  # in which they are to be packed when they are loaded
+    packed: bool = False  # whether they are so in their files, and so cannot be packed again
+    chosen: str | dict[str, str] | None = None  # `parts` of `open_checkpoint`, as text
 
     @property
     def configs(self) -> tuple[Config, ...]:
@@ -369,10 +373,13 @@ def open_checkpoint(
     check_family(paths["transformer"], configs["transformer"], folder, index)
     check_parts(folder, configs["transformer"], configs["vae"], configs["text_encoder"], load_tokenizer(folder))
     info = read_model_info(str(name), folder, paths, index, configs)
-    checkpoint = Checkpoint(info, folder, {part: (configs[part], paths[part]) for part in PARTS}, dtype, packing)
+    chosen = {k: str(place) for k, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
+    found = {part: (configs[part], paths[part]) for part in PARTS}
+    checkpoint = Checkpoint(info, folder, found, dtype, packing, chosen=chosen)
     for part in PARTS:
         weights = checkpoint.weights(part).values()  # every tensor has its place, or this says which has not
         packed = next((w.packing for w in weights if isinstance(w, Packed) and w.packing.mode != "fp8"), None)
         if packing and packed:
             raise ValueError(f"{name} is quantised already ({packed.mode}, {packed.bits} bits): leave quantize out.")
+        checkpoint = replace(checkpoint, packed=checkpoint.packed or packed is not None)
     return checkpoint

@@ -10,6 +10,7 @@ import pytest
 from stand_in_hub import TINY
 
 from kleinlite.autoencoder import Autoencoder
+from kleinlite.models.export import quantize_model
 from kleinlite.pipeline import Klein
 
 WISH = {"width": 48, "height": 32, "steps": 2, "seed": 5, "progress": False}
@@ -152,6 +153,15 @@ def test_a_picture_too_large_is_refused_before_anything_is_read(monkeypatch):
     with pytest.raises(MemoryError, match="smaller picture"):
         klein("a red circle", **WISH | {"width": 1024, "height": 1024})
     assert watched.log == []
+
+
+def test_what_is_packed_already_is_not_told_to_be_packed(monkeypatch, tmp_path):
+    advised = []
+    monkeypatch.setattr("kleinlite.drawing.parts.check_memory", lambda _, smaller: advised.append(sorted(smaller)))
+    quantize_model(TINY, tmp_path / "packed", 8, progress=False)
+    for name in (TINY, tmp_path / "packed"):
+        Klein.from_pretrained(name).check_request("a")
+    assert advised == [[3, 4, 5, 6, 8], []]
 
 
 def test_the_table_escapes_the_name(tmp_path):

@@ -207,7 +207,7 @@ values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | s
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.dictionaries(st.sampled_from([*MADE, "quantize", "x"]), values))
+@given(st.dictionaries(st.sampled_from([*MADE, "quantize", "parts", "noise", "x"]), values))
 def test_any_metadata_is_whole_or_refused(tmp_path_factory, said):
     path = say(tmp_path_factory.getbasetemp() / "said.png", json.dumps(MADE | said))
     try:
@@ -215,7 +215,17 @@ def test_any_metadata_is_whole_or_refused(tmp_path_factory, said):
     except ValueError as error:
         assert "said.png" in str(error)
     else:
-        assert all(isinstance(made[name], kind) for name, kind in picture_file.REMEMBERED.items())
+        needed = {**picture_file.REMEMBERED, **({"seed": object} if made.get("noise") is True else {})}
+        assert all(isinstance(made[name], kind) for name, kind in needed.items())
+        assert isinstance(made.get("parts", ""), (str, dict))
+
+
+def test_noise_stands_for_a_seed(tmp_path):
+    said = {name: value for name, value in MADE.items() if name != "seed"}
+    assert read_metadata(say(tmp_path / "x.png", json.dumps(said | {"noise": True})))["noise"] is True
+    for damaged in (said, said | {"noise": 1}, MADE | {"parts": {"vae": 5}}, MADE | {"parts": ["4b"]}):
+        with pytest.raises(ValueError, match="damaged"):
+            read_metadata(say(tmp_path / "x.png", json.dumps(damaged)))
 
 
 def test_a_missing_file_is_a_sentence(tmp_path):

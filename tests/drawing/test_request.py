@@ -28,7 +28,7 @@ WRONG = {
     "images": [None, 5, "a.png", ["a.png"], [None], {"a": PICTURE}, [[PICTURE]], mx.zeros((64, 64, 3))],
     "width": ["32", 32.0, math.nan, True, [32], -16, 0, 8, 100, 2**31, 10**30, 10**5000, -(10**5000)],
     "steps": ["4", 2.5, True, [4], 0, -1, 1001, 10**5000],
-    "guidance": ["4", [4], True, 4.0, math.nan, math.inf, -1, 10**400, 2 + 1j],
+    "guidance": ["4", [4], True, 4.0, math.nan, math.inf, -1, 1e39, 10**400, 2 + 1j],
     "negative_prompt": [None, 5, ["a"], "\udcff", "blue"],
     "seed": ["7", 1.5, True, math.nan, ["1"], [1.5], [], [1, 2], -1, 2**64, 10**5000, {1: 2}, {1}, range(10**12)],
     "noise": ["x", 5, [[1]], PICTURE, {"a": 1}, mx.zeros((1, 4, 127)), mx.zeros((2, 4, 128)), mx.zeros((4, 128))],
@@ -66,6 +66,10 @@ def test_wrong_arguments_of_from_pretrained(wrong):
     assert str(told.value).endswith(".") and "\n" not in str(told.value)
 
 
+def test_no_parts_are_none():
+    assert Klein.from_pretrained(TINY, parts={}).info.distilled
+
+
 def test_encode_prompt_has_the_same_gate(klein):
     for prompt in WRONG["prompt"]:
         with pytest.raises(ValueError, match="prompt"):
@@ -76,11 +80,12 @@ def test_the_sentence_names_the_way_out():
     for wrong, words in {
         ("width", 100): "multiple of 16 pixels, 100 is not: try 96",
         ("width", "32"): "whole number of pixels, not '32'",
+        ("guidance", 1e39): r"from 1 \(none\) to 1000, not 1e\+39: try 4",
         ("seed", 1.5): "whole number or a list of them, not 1.5",
         ("noise", mx.zeros((1, 4, 127))): r"\(1, 36, 128\) \(pictures, tokens, channels\), not \(1, 4, 127\)",
     }.items():
         with pytest.raises(ValueError, match=words):
-            check_request(DISTILLED, "a", **dict([wrong]))
+            check_request(BASE, "a", **dict([wrong]))
 
 
 def test_numbers_of_other_libraries_are_welcome():
@@ -121,7 +126,7 @@ def test_any_arguments_give_a_request_or_a_sentence(arguments, info):
         return
     assert isinstance(request, Request) and len(request.prompts) == len(request.seeds) > 0
     assert request.width % 16 == request.height % 16 == 0 < min(request.grid)
-    assert 1 <= request.steps <= 1000 and 1 <= request.guidance < math.inf
+    assert 1 <= request.steps <= 1000 and 1 <= request.guidance <= 1000
     assert all(0 <= seed < 2**64 for seed in request.seeds)
     for text in (*request.prompts, request.negative_prompt):
         text.encode()
