@@ -211,10 +211,8 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
     parts = like.get("parts") or {}
     for place in parts.values() if isinstance(parts, dict) else [parts]:
         if not is_local(place):
-            raise ValueError(
-                f"{args.like} was drawn with parts of {place!r}, which is not on this machine: if you trust it, fetch it "
-                f"with `kleinlite download {place}`."
-            )
+            was = f"{args.like} was drawn with parts of {place!r}, which is not on this machine"
+            raise ValueError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.")
 
     def pick(name, typed, default=None):
         return like.get(name, default) if typed is None else typed

@@ -251,7 +251,7 @@ def test_like_with_what_no_longer_works(tiny, refused):
         ("guidance", 3.0): "distilled guidance",
         ("prompt", "a " * 100): "tokens shorten",
         ("quantize", 7): "quantize 3, 4 7",
-        ("parts", "4b-fp8"): "x.png parts of '4b-fp8' not on this machine trust kleinlite download",
+        ("parts", "some/body"): "x.png parts of 'some/body' not on this machine trust kleinlite download",
         ("parts", "gone"): "'gone' nano folder",
         ("noise", True): "noise which it does not contain --seed",
         ("model", "gone"): "'gone' nano folder",

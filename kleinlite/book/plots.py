@@ -266,7 +266,7 @@ def overview(mark: str = "") -> None:
 
 
 def lineage() -> None:
-    """Which idea came into the transformer when: a line from the network that brought it to the last that has it."""
+    """Which idea came into the transformer when: a line from the first of these networks that has it to the last."""
     _, ax = plt.subplots(figsize=(7.4, 3.3))
     for y, (idea, has) in enumerate(INHERITED.items()):
         colour = "#3a60d6" if has[-1] == len(ANCESTORS) - 1 else "#9a9aa5"

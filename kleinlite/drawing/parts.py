@@ -44,12 +44,13 @@ class Parts:
         return in_turn(self._load, name) if part is None else part
 
     def _load(self, name: str) -> nn.Module | Tokenizer:
-        if name not in self.loaded:  # another thread may have had its turn before
+        part = self.loaded.get(name)  # another thread may have had its turn before
+        if part is None:
             part = getattr(self.checkpoint, f"load_{name}")()
             if name == "transformer":
                 self.loras.attach_to(part)
             self.loaded[name] = part
-        return self.loaded[name]
+        return part
 
     def release(self, name: str) -> None:
         """Take a part out of memory, unless it is pinned or `keep_loaded` says that all parts stay."""

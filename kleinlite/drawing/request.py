@@ -23,7 +23,7 @@ from .thread import in_turn
 __all__ = ["Request", "check_request", "check_prompts", "check_images", "check_loading"]
 
 LARGEST_SIDE = 2**31 - 16  # what a PNG file can say; memory ends long before
-LARGEST_GUIDANCE = 1000  # pictures are spoilt from about 20; what overflows is black
+LARGEST_GUIDANCE = 1000  # far beyond any use; what overflows is black
 FLOATS = (mx.float32, mx.bfloat16, mx.float16)
 
 

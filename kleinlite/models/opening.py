@@ -46,7 +46,7 @@ def find_model(name: str) -> Path:
 
 
 def part_folder(folder: Path, part: str) -> Path:
-    """The folder of one part. nano-base, in `nano/base`, keeps only its own transformer and takes the rest from nano."""
+    """The folder of one part. nano-base, in `nano/base`, has its own transformer and takes the rest from nano."""
     beside = folder.parent / part
     shared = folder.name == "base" and beside.is_dir() and not (folder / part).is_dir()
     return beside if shared else folder / part
@@ -373,7 +373,7 @@ def open_checkpoint(
     check_family(paths["transformer"], configs["transformer"], folder, index)
     check_parts(folder, configs["transformer"], configs["vae"], configs["text_encoder"], load_tokenizer(folder))
     info = read_model_info(str(name), folder, paths, index, configs)
-    chosen = {k: str(place) for k, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
+    chosen = {part: str(place) for part, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
     found = {part: (configs[part], paths[part]) for part in PARTS}
     checkpoint = Checkpoint(info, folder, found, dtype, packing, chosen=chosen)
     for part in PARTS:
