@@ -8,11 +8,13 @@ from pathlib import Path
 from PIL import Image, ImageOps
 
 from ..drawing.picture_file import open_picture, to_rgb
+from ..drawing.request import check_side
 from ..errors import first_few
 from ..pipeline import prepare_reference
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".webp"}
 REFERENCE = re.compile(r"(.+)_ref\d*")
+MOST_PIXELS = 1024 * 1024  # `prepare_reference` shrinks what has more
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     size: width and height to which every picture is scaled and cut; as they are, cut to multiples of 16, if not given.
     Raises ValueError, which names the files, for whatever could not be learned from.
     """
+    if size:
+        check_size(*size)
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: name one with pictures and their captions, dog.png and dog.txt.")
@@ -52,6 +56,14 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     ]
     check_sizes(folder, examples)
     return examples
+
+
+def check_size(width: int, height: int) -> None:
+    """Refuse a size that the pictures would not get, before any is scaled to it."""
+    if width * height > MOST_PIXELS:
+        raise ValueError(f"Pictures of {width}x{height} are too large to learn from: take at most 1024x1024 pixels.")
+    for side, name in ((width, "width"), (height, "height")):
+        check_side(side, name)
 
 
 def check_names(folder: Path, targets: dict[str, Path], before: dict[str, list[Path]], lonely: list[Path]) -> None:

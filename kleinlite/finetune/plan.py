@@ -12,8 +12,10 @@ from ..autoencoder import AutoencoderConfig
 from ..drawing.memory_check import bits_per_weight, find_released_configs, machine_memory
 from ..lora import linear_layers, matrix_shape
 from ..memory import compute_dtype, plan_memory
+from ..models.formats import find_packing
 from ..models.opening import open_checkpoint
 from ..models.registry import find_released
+from ..quantisation import PACKINGS
 from ..text_encoder import TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
 from .folder import Example
@@ -34,6 +36,7 @@ class TrainingPlan(NamedTuple):
     weights: int
     adapter: int
     activations: int
+    packable: bool = True  # whether 4 bits per weight would be fewer
 
     @property
     def training(self) -> int:
@@ -81,24 +84,41 @@ def plan_training(
 def plan_model_training(
     name: str, example: Example, settings: Settings, *, quantize: int | str | None = None
 ) -> TrainingPlan:
-    """For a model by its name: a released one without its files, another from its own."""
+    """For a model by its name: a released one without its files, another from its own. ValueError if distilled."""
     w, h = example.picture.size
     references = sum(picture.width * picture.height // 256 for picture in example.references)
-    if find_released(name):
+    if released := find_released(name):
         configs, bits = find_released_configs(name, quantize)
+        distilled, packed = released.distilled, released.file.endswith("nvfp4.safetensors")
     else:
         checkpoint = open_checkpoint(name, dtype=compute_dtype(), quantize=quantize)
         configs, bits = checkpoint.configs, bits_per_weight(checkpoint)
-    return plan_training(
+        distilled, packed = checkpoint.info.distilled, checkpoint.packed
+    plan = plan_training(
         *configs, width=w, height=h, bits=bits, rank=settings.rank, b=settings.batch, references=references
     )
+    check_base(name, distilled)
+    packing = find_packing(quantize)
+    wider = packing is None or packing.bits_per_weight > PACKINGS[4].bits_per_weight
+    return plan._replace(packable=wider and not packed)
+
+
+def check_base(name: str, distilled: bool) -> None:
+    """Refuse a distilled model: plain training would make it forget its few steps."""
+    if distilled:
+        raise ValueError(f"{name} is distilled: train on its base model, and use the adapter on it.")
 
 
 def check_plan(plan: TrainingPlan) -> None:
     """Refuse what has no chance to fit, with the ways out."""
     total = machine_memory()[0]
     if plan.peak_bytes > total:
+        ways = ["take smaller pictures with --size"]
+        if plan.packable:
+            ways.insert(0, "pack the weights with --quantize 4")
+        if plan.training == plan.peak_bytes and plan.adapter > max(plan.weights, plan.activations):
+            ways.insert(0, "take a smaller --rank")
         raise MemoryError(
             f"Training takes {plan.peak_bytes / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB: "
-            "pack the weights with --quantize 4, or take smaller pictures with --size."
+            f"{', or '.join(ways)}."
         )

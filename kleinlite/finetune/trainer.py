@@ -24,14 +24,15 @@ from PIL import Image
 from ..lora import attach, new_changes, recompute_blocks, train_only, velocity_loss
 from ..models.adapters import write_adapter
 from ..models.files import read_json
-from ..nano.run import Run, lock_folder, train_with_progress, write_arrays
+from ..nano.run import Run, lock_folder, read_step, train_with_progress, write_arrays
 from ..pipeline import Klein, encode_references, to_images, to_pixels, velocity_field
 from ..position_ids import image_ids, reference_ids, text_ids
-from ..quantisation import PackedLinear
+from ..quantisation import PACKINGS, PackedLinear
 from ..sampling import euler, guide, noise, schedule
 from ..training import learning_rate, shifted_times
 from ..transformer import Transformer
 from .folder import Example
+from .plan import check_base
 from .settings import Settings
 
 LEVELS = (0.2, 0.4, 0.6, 0.8)  # noise levels at which held-out pictures are judged
@@ -113,24 +114,24 @@ class LoraTrainer:
     """One training: a model, examples and settings, and the file in which the adapter shall be."""
 
     def __init__(self, klein: Klein, examples: Sequence[Example], out: str | Path, settings: Settings):
-        if klein.info.distilled:
-            raise ValueError(f"{klein.info.name} is distilled: train on its base model, and use the adapter on it.")
+        check_base(klein.info.name, klein.info.distilled)
         self.klein, self.settings, self.out = klein, settings, Path(out)
         self.folder = self.out.with_suffix(".training")
         self.rows, self.held_out = split_examples(len(examples), settings.held_out, settings.seed)
-        self.check_same_settings(examples)
-        self.encoded = EncodedExamples(klein, examples, self.folder / "encoded")
-        self.net = klein.load("transformer")
-        self.changes = new_changes(self.net, settings.rank, mx.random.key(settings.seed))
-        attach(self.net, "new", self.changes)
-        train_only(self.net, self.changes)
-        recompute_blocks(self.net)
+        warmup = min(20, max(1, settings.steps // 10))
+        optimizer = optim.AdamW(learning_rate(settings.rate, settings.steps, warmup), weight_decay=1e-4)
+        with lock_folder(self.folder):  # another start would write the same files
+            self.check_same_settings(examples)
+            self.encoded = EncodedExamples(klein, examples, self.folder / "encoded")
+            self.net = klein.load("transformer")
+            self.changes = new_changes(self.net, settings.rank, mx.random.key(settings.seed))
+            attach(self.net, "new", self.changes)
+            train_only(self.net, self.changes)
+            recompute_blocks(self.net)
+            self.run = Run(self.folder / "state.safetensors", self.net, optimizer)
         self.rope = self.encoded.rope(self.net)
         n = math.prod(self.encoded.grid)  # from 0.5 at 256 tokens to 1.15 at 4096, as the makers shift the noise levels
         self.shift = settings.shift or math.exp(0.5 + (1.15 - 0.5) * (n - 256) / (4096 - 256))
-        warmup = min(20, max(1, settings.steps // 10))
-        optimizer = optim.AdamW(learning_rate(settings.rate, settings.steps, warmup), weight_decay=1e-4)
-        self.run = Run(self.folder / "state.safetensors", self.net, optimizer)
 
     def check_same_settings(self, examples: Sequence[Example]) -> None:
         """Refuse to go on with another training's state; write down what this one is.
@@ -141,21 +142,27 @@ class LoraTrainer:
         for example in examples:
             for picture in (example.picture, *example.references):
                 pixels.update(f"{example.caption} {picture.size}".encode() + picture.tobytes())
-        this = {"model": self.klein.info.name, **asdict(self.settings), "examples": pixels.hexdigest()}
-        if path.exists() and (was := read_json(path)) != this:
-            changed = ", ".join(name for name in this if was.get(name) != this[name])
+        quantize = next((q for q, packing in PACKINGS.items() if packing == self.klein.checkpoint.packing), None)
+        this = {"model": self.klein.info.name, "quantize": quantize, **asdict(self.settings)}
+        this["examples"] = pixels.hexdigest()
+        was = read_json(path) if path.exists() else this
+        if changed := ", ".join(name for name in this if was.get(name) != this[name]):
             if (self.folder / "state.safetensors").exists():
                 raise ValueError(
                     f"{self.folder} has a training with other settings ({changed}): delete it, or name another file."
                 )
             shutil.rmtree(self.folder / "encoded", ignore_errors=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(this, indent=1) + "\n", encoding="utf-8")
 
     def train(self) -> Path:
         """Go on until the last step; the adapter's file. Ctrl-C leaves everything to go on from."""
         s = self.settings
         with lock_folder(self.folder):
+            if (there := read_step(self.run.path)) != self.run.step:
+                raise ValueError(
+                    f"{self.run.path} is at step {there} and this training at {self.run.step}: another one has gone on "
+                    "here, or this one was broken off, so start it again."
+                )
             if self.run.step < s.steps:
                 step = accumulating_step(s.accumulate)
                 train_with_progress(self.run, s.steps, velocity_loss, self.batches, self.report, s.every, step)
@@ -193,8 +200,11 @@ class LoraTrainer:
             loss = self.validate()
             write_adapter(self.out, self.changes, layout=self.settings.layout, trained=self.describe())
             self.draw_samples().save(self.folder / f"samples-{self.run.step:05}.png")
-        with (self.folder / "held-out.csv").open("a", encoding="utf-8") as file:
-            file.write(f"{self.run.step},{loss:.6f}\n")
+        path = self.folder / "held-out.csv"
+        last = path.read_text(encoding="utf-8").split()[-1:] if path.exists() else []
+        if not (last and last[0].startswith(f"{self.run.step},")):  # a training at its end only writes its files again
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{self.run.step},{loss:.6f}\n")
         return f"held out {loss:.4f}"
 
     def describe(self) -> dict:

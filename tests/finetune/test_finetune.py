@@ -1,27 +1,30 @@
 """Training an adapter on a folder: what the folder may be, that training learns, stops and goes on, and its memory."""
 
 import json
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.optimizers as optim
 import pytest
 from mlx.utils import tree_flatten
-from PIL import Image
+from PIL import Image, ImageChops
 from safetensors import safe_open
 
 from kleinlite.autoencoder import AutoencoderConfig
 from kleinlite.bench.training import measure, plan_table
 from kleinlite.cli import main
-from kleinlite.finetune import trainer as trainer_module
+from kleinlite.finetune import plan as plan_module, trainer as trainer_module
 from kleinlite.finetune.folder import Example, read_folder
-from kleinlite.finetune.plan import COPIES, plan_training
+from kleinlite.finetune.plan import COPIES, TrainingPlan, check_plan, plan_model_training, plan_training
 from kleinlite.finetune.settings import Settings
 from kleinlite.finetune.trainer import LoraTrainer, accumulating_step, split_examples
 from kleinlite.lora import velocity_loss
 from kleinlite.models.adapters import open_adapter
 from kleinlite.models.configs import RELEASED_CONFIGS
+from kleinlite.models.opening import find_model
 from kleinlite.nano.adapters import cross
+from kleinlite.nano.run import lock_folder
 from kleinlite.pipeline import Klein
 from kleinlite.transformer import TransformerConfig
 
@@ -137,6 +140,24 @@ def test_a_caption_as_windows_saves_it(folder):
     assert read_folder(folder)[0].caption == "a red cross"
 
 
+@pytest.mark.parametrize(
+    "size, sentence",
+    [
+        ((999999999999, 96), "999999999999x96 are too large to learn from: take at most 1024x1024 pixels"),
+        ((1040, 1024), "too large"),
+        ((100, 96), "The width must be a multiple of 16 pixels, 100 is not: try 96"),
+        ((96, 0), "The height must be a multiple of 16 pixels, 0 is not: try 16"),
+    ],
+)
+def test_a_size_that_pictures_cannot_get(folder, size, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        read_folder(folder, size)
+
+
+def test_the_largest_size(folder):
+    assert {e.picture.size for e in read_folder(folder, (1024, 1024))} == {(1024, 1024)}
+
+
 def test_what_is_no_folder(tmp_path):
     with pytest.raises(ValueError, match="is no folder"):
         read_folder(tmp_path / "none")
@@ -169,6 +190,7 @@ def test_training_writes_an_adapter_that_its_model_takes(folder, tmp_path):
     assert [line.split(",")[0] for line in (trainer.folder / "held-out.csv").read_text().split()] == ["2", "4"]
     trainer.out.unlink()
     assert trained(folder, trainer.out).out.is_file()  # at its end already: only written again
+    assert [line.split(",")[0] for line in (trainer.folder / "held-out.csv").read_text().split()] == ["2", "4"]
     with safe_open(trainer.out, framework="np") as file:
         said = json.loads(file.metadata()["lora_adapter_metadata"])
     assert said["transformer.r"] == said["transformer.lora_alpha"] == 2
@@ -190,8 +212,31 @@ def test_stopped_and_gone_on_is_as_not_stopped(folder, tmp_path, monkeypatch):
     assert all(mx.allclose(a, b, atol=1e-6) for (_, a), (_, b) in pairs)
 
 
+def test_the_adapter_is_the_moving_average(folder, tmp_path):
+    trainer = trained(folder, tmp_path / "x.safetensors")
+    net = Klein.from_pretrained("nano-base").load("transformer")
+    written = open_adapter(trainer.out).changes(net)["single_blocks.0.linear2"].b
+    name = "single_blocks.0.block.linear2.changes.new.b"
+    average, last = (
+        dict(tree_flatten(tree))[name].astype(written.dtype)
+        for tree in (trainer.run.average, trainer.net.trainable_parameters())
+    )
+    assert mx.array_equal(written, average) and not mx.array_equal(written, last)
+
+
+def test_samples_are_what_a_call_draws(folder, tmp_path):
+    """With guidance; before the first step the adapter changes nothing."""
+    trainer = LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x.safetensors", QUICK)
+    caption = read_folder(folder)[trainer.held_out[0]].caption
+    drawn = Klein.from_pretrained("nano-base")(caption, seed=0, steps=1, guidance=4.0, progress=False)
+    difference = ImageChops.difference(trainer.draw_samples(), drawn)
+    assert max(high for _, high in difference.getextrema()) <= 1
+
+
 def test_another_training_is_not_mixed_in(folder, tmp_path):
     trained(folder, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match=r"other settings \(quantize\)"):
+        trained(folder, tmp_path / "x.safetensors", quantize=8)
     (folder / "3.txt").write_text("a cross")
     with pytest.raises(ValueError, match=r"other settings \(examples\)"):
         trained(folder, tmp_path / "x.safetensors")
@@ -205,9 +250,30 @@ def test_a_start_that_was_refused_stands_in_nobodys_way(folder, tmp_path):
     assert trained(folder, tmp_path / "x.safetensors").out.is_file()
 
 
+def test_one_start_at_a_time(folder, tmp_path):
+    with lock_folder(tmp_path / "x.training"), pytest.raises(ValueError, match="Another training is at work"):
+        trained(folder, tmp_path / "x.safetensors")
+    assert not (tmp_path / "x.training" / "training.json").exists()
+
+
+def test_where_another_has_gone_on(folder, tmp_path):
+    klein, examples = Klein.from_pretrained("nano-base"), read_folder(folder)
+    early = LoraTrainer(klein, examples, tmp_path / "x.safetensors", QUICK)
+    trained(folder, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="is at step 4 and this training at 0: another one has gone on here"):
+        early.train()
+
+
 def test_a_distilled_model_is_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match="nano is distilled: train on its base model"):
-        LoraTrainer(Klein.from_pretrained("nano"), read_folder(folder), tmp_path / "x.safetensors", QUICK)
+    shutil.copytree(find_model("nano"), tmp_path / "copy")
+    for name in ("nano", str(tmp_path / "copy")):
+        with pytest.raises(ValueError, match=f"{name} is distilled: train on its base model"):
+            LoraTrainer(Klein.from_pretrained(name), read_folder(folder), tmp_path / "x.safetensors", QUICK)
+        with pytest.raises(ValueError, match=f"{name} is distilled: train on its base model"):
+            plan_model_training(name, read_folder(folder)[0], QUICK)
+    with pytest.raises(ValueError, match="4b is distilled"):
+        plan_model_training("4b", read_folder(folder)[0], QUICK)
+    assert not (tmp_path / "x.training").exists()
 
 
 def test_a_seed_that_is_none():
@@ -216,19 +282,21 @@ def test_a_seed_that_is_none():
 
 
 def test_gradients_of_batches_add_up(folder, tmp_path):
-    """Two batches of two make the step that one batch of four makes, if the four are the same."""
+    """Two batches of two make the step, and tell the loss, that one batch of four makes, if the four are the same."""
     settings = Settings(rank=2, steps=1, rate=1e-3, batch=2, accumulate=2, every=1)
     trainer = LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x", settings)
     batches = trainer.batches(0)
     joined = tuple(a if i > 4 else mx.concatenate([a, b]) for i, (a, b) in enumerate(zip(*batches)))
     start = trainer.net.trainable_parameters()
-    found = []
+    found, losses = [], []
     for those in (batches, (joined,)):
         trainer.net.update(start)
-        update = accumulating_step(len(those))(trainer.net, optim.SGD(0.1), velocity_loss)
-        update(*those)
+        update = accumulating_step(len(those))(trainer.net, optim.SGD(100), velocity_loss)
+        losses.append(update(*those).item())
         found.append(dict(tree_flatten(trainer.net.trainable_parameters())))
     assert all(mx.allclose(found[0][name], found[1][name], atol=1e-5) for name in found[0])
+    assert any(not mx.allclose(found[0][name], w, atol=1e-3) for name, w in tree_flatten(start))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -254,6 +322,33 @@ def test_base_4b_in_four_bits_fits_into_twelve_gigabytes():
     assert 3e9 < plan.peak_bytes < 12e9
     larger = plan_training(*RELEASED_CONFIGS["4b"], AutoencoderConfig(), width=1024, height=1024, bits=16, cpu=False)
     assert larger.peak_bytes > 2 * plan.peak_bytes
+
+
+PLAN = TrainingPlan(features=1, latents=1, weights=3, adapter=1, activations=1)
+
+
+@pytest.mark.parametrize(
+    "plan, ways",
+    [
+        (PLAN, "pack the weights with --quantize 4, or take smaller pictures with --size"),
+        (PLAN._replace(packable=False), "take smaller pictures with --size"),
+        (PLAN._replace(packable=False, adapter=4), "take a smaller --rank, or take smaller pictures with --size"),
+        (PLAN._replace(packable=False, adapter=4, features=9), "take smaller pictures with --size"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch, plan, ways):
+    monkeypatch.setattr(plan_module, "machine_memory", lambda: (4, 3))
+    with pytest.raises(MemoryError, match=f"GB: {ways}\\.$"):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize(
+    "model, quantize, packable",
+    [("base-4b", None, True), ("base-4b", 8, True), ("base-4b", 4, False), ("base-4b-nvfp4", None, False)],
+)
+def test_four_bits_are_offered_where_they_are_fewer(folder, model, quantize, packable):
+    plan = plan_model_training(model, read_folder(folder)[0], QUICK, quantize=quantize)
+    assert plan.packable == packable
 
 
 def test_the_page_on_machines_has_the_plans():
