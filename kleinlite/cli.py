@@ -291,8 +291,8 @@ def generate(args: argparse.Namespace) -> None:
         open_adapter(file) if loras is None else loras.add(file, scale)
     if released and not find_cached(model):
         plan = lambda setting: plan_released(model, width=request.width, height=request.height, quantize=setting)
-        fixed = quantize or released.file.endswith("nvfp4.safetensors")  # which cannot be packed again
-        check_memory(plan(quantize), {} if fixed else {bits: plan(bits) for bits in (8, 6, 5, 4, 3)})
+        choice = () if quantize or released.packed else (8, 6, 5, 4, 3)
+        check_memory(plan(quantize), {bits: plan(bits) for bits in choice})
     ensure_fetched(model, args.offline)
     klein = Klein.from_pretrained(model, **settings)
     request = check_request(klein.info, **arguments | {"seed": seed})
@@ -376,7 +376,7 @@ def describe_model(name: str) -> tuple[str, ...]:
     if model:
         configs = RELEASED_CONFIGS[model.size.name]
         distilled, sizes = model.distilled, [model.size.transformer_parameters, model.size.text_encoder_parameters]
-        settings = [None] if name.endswith("nvfp4") else [None, 8, 4]
+        settings = [None] if model.packed else [None, 8, 4]
         plans = [plan_released(name, width=512, height=512, quantize=setting) for setting in settings]
         here = "yes" if find_cached(name) else "no, gated" if model.size.gated else "no"
     else:

@@ -169,7 +169,7 @@ def content(scene: Scene) -> str:
 
 
 def scene_held_out(scene: Scene) -> bool:
-    """One content in ten is never trained on, in no wording and on no background."""
+    """One content in ten is learned from no caption, in no wording and on no background. Edits have their own rule."""
     return held_out(content(scene))
 
 

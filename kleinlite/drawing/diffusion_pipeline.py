@@ -10,7 +10,6 @@ from PIL import Image
 
 from ..memory import compute_dtype
 from ..models.opening import open_checkpoint
-from ..quantisation import PACKINGS
 from .parts import Parts
 from .request import Request, check_images, check_loading, check_request
 from .thread import in_turn
@@ -89,7 +88,7 @@ class DiffusionPipeline(Parts):
         for step in self.run(request, progress):
             last = step
         pictures = last.preview()  # nothing is left to expect: it is the picture itself
-        more = next(({"quantize": q} for q, p in PACKINGS.items() if p == self.checkpoint.packing), {})
+        more = {"quantize": self.checkpoint.quantize} if self.checkpoint.quantize else {}
         if self.checkpoint.chosen:
             more = more | {"parts": self.checkpoint.chosen}
         if self.loras:

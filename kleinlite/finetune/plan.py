@@ -89,15 +89,15 @@ def plan_model_training(
     references = sum(picture.width * picture.height // 256 for picture in example.references)
     if released := find_released(name):
         configs, bits = find_released_configs(name, quantize)
-        distilled, packed = released.distilled, released.file.endswith("nvfp4.safetensors")
+        distilled, packed = released.distilled, released.packed
     else:
         checkpoint = open_checkpoint(name, dtype=compute_dtype(), quantize=quantize)
         configs, bits = checkpoint.configs, bits_per_weight(checkpoint)
         distilled, packed = checkpoint.info.distilled, checkpoint.packed
+    check_base(name, distilled)
     plan = plan_training(
         *configs, width=w, height=h, bits=bits, rank=settings.rank, b=settings.batch, references=references
     )
-    check_base(name, distilled)
     packing = find_packing(quantize)
     wider = packing is None or packing.bits_per_weight > PACKINGS[4].bits_per_weight
     return plan._replace(packable=wider and not packed)

@@ -27,7 +27,7 @@ from ..models.files import read_json
 from ..nano.run import Run, lock_folder, read_step, train_with_progress, write_arrays
 from ..pipeline import Klein, encode_references, to_images, to_pixels, velocity_field
 from ..position_ids import image_ids, reference_ids, text_ids
-from ..quantisation import PACKINGS, PackedLinear
+from ..quantisation import PackedLinear
 from ..sampling import euler, guide, noise, schedule
 from ..training import learning_rate, shifted_times
 from ..transformer import Transformer
@@ -142,8 +142,8 @@ class LoraTrainer:
         for example in examples:
             for picture in (example.picture, *example.references):
                 pixels.update(f"{example.caption} {picture.size}".encode() + picture.tobytes())
-        quantize = next((q for q, packing in PACKINGS.items() if packing == self.klein.checkpoint.packing), None)
-        this = {"model": self.klein.info.name, "quantize": quantize, **asdict(self.settings)}
+        klein = self.klein
+        this = {"model": klein.info.name, "quantize": klein.checkpoint.quantize, **asdict(self.settings)}
         this["examples"] = pixels.hexdigest()
         was = read_json(path) if path.exists() else this
         if changed := ", ".join(name for name in this if was.get(name) != this[name]):

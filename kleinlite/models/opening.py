@@ -295,6 +295,11 @@ class Checkpoint:
     chosen: str | dict[str, str] | None = None  # `parts` of `open_checkpoint`, as text
 
     @property
+    def quantize(self) -> int | str | None:
+        """The packing in the words of a call, if there is one."""
+        return next((word for word, packing in PACKINGS.items() if packing == self.packing), None)
+
+    @property
     def configs(self) -> tuple[Config, ...]:
         """The numbers of the transformer, the text encoder and the autoencoder."""
         return tuple(self.parts[part][0] for part in PARTS)

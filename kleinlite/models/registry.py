@@ -38,6 +38,11 @@ class ReleasedModel:
         return "-base-" not in self.repo
 
     @property
+    def packed(self) -> bool:
+        """Whether its weights come in few bits and so cannot be packed again."""
+        return self.repo.lower().endswith("-nvfp4")
+
+    @property
     def download_bytes(self) -> int:
         """Bytes to fetch where nothing is here yet."""
         return self.transformer_bytes + self.size.other_bytes
