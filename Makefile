@@ -3,100 +3,127 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := $(VENV)/lowest
 PYTHONS := $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10 python3.14 python
 .DEFAULT_GOAL := help
+MLX ?= $(shell cat $(VENV)/.mlx 2>/dev/null)
+BACKEND := $(if $(filter cuda12 cuda13,$(MLX)),-$(MLX))
 .NOTPARALLEL:
 
 # What is said on the command line travels through the environment, word for word, so that a prompt may hold
 # apostrophes, quotes and dollar signs. A SIZE or an OUT that only happens to be in the environment is not meant.
-SAID := PROMPT MODEL SIZE STEPS GUIDANCE SEED IMAGE OUT NB
+SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB CH ARGS
 $(foreach v,$(SAID),$(eval override $(v) := $(if $(findstring command,$(origin $(v))),$$(value $(v)))))
 export $(SAID)
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s  %s\n", $$1, $$2}' Makefile
-	@echo 'For example: make generate PROMPT="a red circle above a blue square" SEED=7 OUT=circle.png'
+	@echo 'For example: make generate PROMPT="a red house under a yellow sun" SEED=7 OUT=house.png'
+	@echo 'More is said by the command itself: source $(VENV)/bin/activate, then kleinlite --help'
 
-generate: has-prompt $(VENV)/.base ## draw PROMPT="…" (also MODEL, SIZE, STEPS, GUIDANCE, SEED, IMAGE, OUT)
-	@$(BIN)/kleinlite generate $${MODEL:+--model "$$MODEL"} $${SIZE:+--size "$$SIZE"} \
-	  $${STEPS:+--steps "$$STEPS"} $${GUIDANCE:+--guidance "$$GUIDANCE"} $${SEED:+--seed "$$SEED"} \
-	  $${IMAGE:+--image "$$IMAGE"} $${OUT:+-o "$$OUT"} -- "$$PROMPT"
+generate: has-prompt $(VENV)/.base$(BACKEND) ## draw PROMPT="…" (also MODEL, QUANTIZE, SIZE, STEPS, SEED, IMAGE, LORA, LIKE, OUT, …)
+	@$(BIN)/kleinlite generate $${MODEL:+--model "$$MODEL"} $${QUANTIZE:+--quantize "$$QUANTIZE"} \
+	  $${SIZE:+--size "$$SIZE"} $${STEPS:+--steps "$$STEPS"} $${GUIDANCE:+--guidance "$$GUIDANCE"} \
+	  $${NEGATIVE:+--negative "$$NEGATIVE"} $${SEED:+--seed "$$SEED"} $${IMAGE:+--image "$$IMAGE"} \
+	  $${MASK:+--mask "$$MASK"} $${STRENGTH:+--strength "$$STRENGTH"} $${EXTEND:+--extend "$$EXTEND"} \
+	  $${LORA:+--lora "$$LORA"} $${LIKE:+--like "$$LIKE"} $${OUT:+-o "$$OUT"} $${PROMPT:+-- "$$PROMPT"}
 
 has-prompt:
-	@test -n "$$PROMPT" || { echo 'Say what to draw: make generate PROMPT="a red circle above a blue square"'; exit 2; }
+	@test -n "$$PROMPT$$LIKE" || { echo 'Say what to draw: make generate PROMPT="a red house under a yellow sun"'; exit 2; }
 
-setup: $(VENV)/.test ## install what reading, building and testing the book takes
+setup: $(VENV)/.test$(BACKEND) ## install what reading, building and testing the book takes
 
-lab: $(VENV)/.book ## open the book in JupyterLab
-	$(BIN)/jupyter-lab notebooks
+lab: $(VENV)/.book$(BACKEND) ## open the book in JupyterLab, at chapter 0 (ARGS="--no-browser --allow-root" goes to jupyter-lab)
+	cd notebooks && ../$(BIN)/jupyter-lab 00_idea.ipynb $$ARGS
 
 test: check test-notebooks book ## all tests: the quick ones, every notebook from top to bottom, the site
 
 check: lint ## the quick tests: promotion in step, lint, pytest, two files at a time
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-fuzz: $(VENV)/.test ## damage weight files and configs for ten minutes (SECONDS=600): all is read or refused in a sentence
+test-lowest: $(VENV)/pyvenv.cfg ## the package's quick tests with the lowest versions that pyproject.toml allows
+	@if $(HAS_UV); then test -d $(LOWEST) || uv venv -q --python $(BIN)/python $(LOWEST); \
+	  else $(BIN)/python -m venv $(LOWEST); fi
+	$(BIN)/python -m tools.lowest > $(LOWEST)/constraints.txt
+	@if $(HAS_UV); then uv pip install -q --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt -e . pytest hypothesis; \
+	  else $(LOWEST)/bin/python -m pip install -q --disable-pip-version-check -c $(LOWEST)/constraints.txt -e . pytest hypothesis; fi
+	OPENBLAS_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q tests/inference tests/models tests/trainer tests/test_files.py \
+	  tests/test_cli.py tests/test_errors.py tests/test_pipeline_golden.py
+
+fuzz: $(VENV)/.test$(BACKEND) ## damage weight files, adapters and configs for ten minutes (SECONDS=600): all is read or refused in a sentence
 	$(BIN)/python tests/models/fuzz.py $(or $(SECONDS),600)
 
-lint: $(VENV)/.test ## promotion in step, every import downwards, and what linter and formatter would change
-	$(BIN)/python -m kleinlite.book.promote --check
+lint: $(VENV)/.test$(BACKEND) ## promotion in step, types, every import downwards, and what linter and formatter would change
+	$(BIN)/python -m tools.promote --check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/mypy
 
-test-notebooks: $(VENV)/.test ## run every notebook and compare (nbval), two at a time
+test-notebooks: $(VENV)/.test$(BACKEND) ## run every notebook and compare (nbval), two at a time
 	$(if $(wildcard notebooks/*.ipynb),MLX_ENABLE_TF32=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -p nbval \
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout 600 -n 2 --dist loadfile notebooks)
 
-format: $(VENV)/.test ## let the formatter write notebooks and modules, then promote
+format: $(VENV)/.test$(BACKEND) ## let the formatter write notebooks and modules, then promote
 	$(BIN)/ruff check --select I --fix
 	$(BIN)/ruff format
-	$(BIN)/python -m kleinlite.book.promote
+	$(BIN)/python -m tools.promote
 
-promote: $(VENV)/.book ## write the package from the notebooks
-	$(BIN)/python -m kleinlite.book.promote
+workbook: $(VENV)/.book$(BACKEND) ## write workbook/: every chapter with holes to fill, and a check behind each
+	$(BIN)/python -m tools.workbook write
 
-run-notebooks: $(VENV)/.book ## run the notebooks and store what they show (all, or NB="01 05")
-	$(BIN)/python -m kleinlite.book.notebooks run $$NB
+check-mine: $(VENV)/.test$(BACKEND) ## put what you wrote in a workbook under the book's own tests (CH=05)
+	$(BIN)/python -m tools.workbook check $$CH
 
-clean-notebooks: $(VENV)/.book ## tidy what a session in Jupyter stored (all, or NB="01 05")
-	$(BIN)/python -m kleinlite.book.notebooks clean $$NB
+promote: $(VENV)/.book$(BACKEND) ## write the package from the notebooks
+	$(BIN)/python -m tools.promote
 
-parity: $(VENV)/.test ## compare every block with the reference again, and write the page that says how close
+run-notebooks: $(VENV)/.book$(BACKEND) ## run the notebooks and store what they show (all, or NB="01 05")
+	$(BIN)/python -m tools.notebooks run $$NB
+
+clean-notebooks: $(VENV)/.book$(BACKEND) ## tidy what a session in Jupyter stored (all, or NB="01 05")
+	$(BIN)/python -m tools.notebooks clean $$NB
+
+parity: $(VENV)/.test$(BACKEND) ## compare every block with the reference again, and write the page that says how close
 	$(BIN)/python tests/write_parity.py
 
-bench-peers: $(VENV)/.book ## time every stage beside diffusers and mflux (installed apart), and write "How fast"; ARGS="--turns 2 --threads 1": minutes
-	$(BIN)/python -m kleinlite.bench.peers $(ARGS)
+bench-peers: $(VENV)/.book$(BACKEND) ## time every stage beside diffusers and mflux (installed apart), and write "How fast"; ARGS="--turns 2 --threads 1": minutes
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-bench-full: $(VENV)/.base ## write a random model as large as 4b, run it in three precisions, print what it costs
-	$(BIN)/python -m kleinlite.bench.picture --full
+bench-full: $(VENV)/.base$(BACKEND) ## write a random model as large as 4b, run it in three precisions, print what it costs
+	$(BIN)/python -m benchmarks.picture --full
 
-book: $(VENV)/.book ## build the site into book/
+book: $(VENV)/.book$(BACKEND) ## build the site into book/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook build
 
-serve: $(VENV)/.book ## show the site on this machine, and build it again on every change
+serve: $(VENV)/.book$(BACKEND) ## show the site on this machine, and build it again on every change
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve
 
 clean: ## remove what can be made again, except .venv
 	rm -rf book notebooks/live dist .pytest_cache .ruff_cache
 
 .PHONY: help generate has-prompt setup lab test check lint test-notebooks format promote run-notebooks \
-  clean-notebooks parity bench-peers bench-full book serve clean fuzz
+  clean-notebooks parity bench-peers bench-full book serve clean fuzz workbook check-mine \
+  test-lowest
 
 # The environment. One stamp for what generating takes, one for the book, one for the tests; a newer pyproject.toml
 # installs again.
 
-$(VENV)/.base: pyproject.toml | $(VENV)/pyvenv.cfg
+#
+# MLX for an NVIDIA card: `make lab MLX=cuda12` (or cuda13; `MLX=cpu` goes back). The choice is remembered, so that no
+# later make undoes it: mlx-cpu and mlx-cuda share a file and cannot both be installed.
+
+$(VENV)/.base$(BACKEND): pyproject.toml | $(VENV)/pyvenv.cfg
 	$(call install,.)
 	@touch $@
 
-$(VENV)/.book: pyproject.toml | $(VENV)/pyvenv.cfg
+$(VENV)/.book$(BACKEND): pyproject.toml | $(VENV)/pyvenv.cfg
 	$(call install,.[book])
-	@touch $(VENV)/.base $@
+	@touch $(VENV)/.base$(BACKEND) $@
 
-$(VENV)/.test: pyproject.toml | $(VENV)/pyvenv.cfg
+$(VENV)/.test$(BACKEND): pyproject.toml | $(VENV)/pyvenv.cfg
 	$(call install,.[test])
-	@touch $(VENV)/.base $(VENV)/.book $@
+	@touch $(VENV)/.base$(BACKEND) $(VENV)/.book$(BACKEND) $@
 
 HAS_UV := uv --version >/dev/null 2>&1
 
@@ -106,6 +133,18 @@ define install
 $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
 $(BIN)/python -m pip install -q --disable-pip-version-check -e "$(1)" \
   && $(BIN)/python -m pip uninstall -qq -y rfc3987-syntax # see [tool.uv] in pyproject.toml
+$(if $(BACKEND),$(swap_backend))
+@rm -f $(VENV)/.base* $(VENV)/.book* $(VENV)/.test* # of another backend
+@echo "$(or $(MLX),cpu)" > $(VENV)/.mlx
+endef
+
+define swap_backend
+@echo "Installing MLX for CUDA (over 1 GB of NVIDIA's libraries) ..."
+@if $(HAS_UV); then uv pip uninstall -q --python $(BIN)/python mlx-cpu; \
+  uv pip install -q --python $(BIN)/python --reinstall-package mlx --reinstall-package mlx-cuda-$(MLX:cuda%=%) "mlx[$(MLX)]"; \
+else $(BIN)/python -m pip uninstall -qq -y mlx-cpu; \
+  $(BIN)/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps mlx mlx-cuda-$(MLX:cuda%=%) \
+  && $(BIN)/python -m pip install -q --disable-pip-version-check "mlx[$(MLX)]"; fi
 endef
 
 $(VENV)/pyvenv.cfg:
@@ -116,4 +155,6 @@ $(VENV)/pyvenv.cfg:
 	  rm -rf $(VENV); \
 	  echo "$$found could not make an environment: install its venv module (Debian: python3-venv), or uv."; exit 1; \
 	done; \
-	echo "Python 3.10 or newer was not found. Name one: make setup PYTHON=/path/to/python3"; exit 1
+	if $(HAS_UV); then uv venv -q --python 3.12 $(VENV) && exit; fi; \
+	echo "Python 3.10 or newer was not found. Install one (brew install python, apt install python3), let uv bring its own"; \
+	echo "(https://docs.astral.sh/uv), or name one: make setup PYTHON=/path/to/python3"; exit 1

@@ -1,25 +1,29 @@
 """kleinlite: FLUX.2 [klein] built from scratch in MLX, by the notebooks of a book.
 
->>> from kleinlite import Klein
->>> Klein.from_pretrained()("a red circle above a blue square", seed=7).save("picture.png")
+>>> from kleinlite import Klein, save_picture
+>>> klein = Klein.from_pretrained()
+>>> save_picture(klein("a red house under a yellow sun", seed=7, progress=False), "house.png")
 """
 
-from .cpu import setup
+TYPE_CHECKING = False  # as type checkers know it, and `typing` need not be imported before Ctrl-C can be heard
+if TYPE_CHECKING:
+    from typing import Any
 
-setup()  # before the first large array: a fast matrix product where MLX's own is slow
+    from .inference.picture_file import picture_info as picture_info, save_picture as save_picture
+    from .pipeline import Klein as Klein
 
 __all__ = ["Klein", "picture_info", "save_picture"]
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 
-def __getattr__(name: str):
-    # The pipeline imports everything else; `python -m kleinlite.book.promote` should not have to.
+def __getattr__(name: str) -> "Any":
+    # Importing the pipeline imports everything else; `import kleinlite.scenes` should not have to.
     if name == "Klein":
         from .pipeline import Klein
 
         return Klein
     if name in __all__:
-        from .drawing import picture_file
+        from .inference import picture_file
 
         return getattr(picture_file, name)
     raise AttributeError(f"module 'kleinlite' has no attribute {name!r}")

@@ -2,35 +2,63 @@
 
 We open the files in which models are published, give every tensor its place, and refuse what does not fit.
 
-Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 42da30d8)
+Letters: a tensor's name is a path of modules; "ours" are those of the authors' single file, the others those of
+diffusers' folders.
+
+Sources: the safetensors format (https://github.com/huggingface/safetensors). The names: the released FLUX.2 [klein]
+files.
+
+Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 6087938b)
 """
 
 import json
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-__all__ = ["read_header", "rename", "swap_halves", "to_mlx", "match"]
+from .errors import UserError
+
+__all__ = [
+    "read_header",
+    "Conversion",
+    "Rule",
+    "rename",
+    "swap_halves",
+    "find_conversion",
+    "to_mlx",
+    "convert_present",
+    "find_problems",
+    "match",
+]
 
 
-def read_header(path: Path) -> dict[str, dict]:
-    """Dtype, shape and place of every tensor in a safetensors file. Checks nothing: `models.files` does."""
+def read_header(path: Path) -> dict[str, Any]:
+    """Name → dtype, shape and place (`data_offsets`) of every tensor in a safetensors file. `models.files` checks it.
+
+    Raises struct.error or ValueError if the beginning of the file is no header.
+    """
     with path.open("rb") as f:
         length = struct.unpack("<Q", f.read(8))[0]
-        header = json.loads(f.read(length))
+        header: dict[str, Any] = json.loads(f.read(length))
     header.pop("__metadata__", None)
     return header
 
 
-def rename(name: str, rules: list[tuple[str, ...]]) -> list[str]:
+Conversion = Callable[[mx.array], mx.array]
+Rule = tuple[str | Conversion, ...]  # a pattern, what replaces it (once, or several times), maybe a conversion
+
+
+def rename(name: str, rules: Sequence[Rule]) -> list[str]:
     """Apply each rule that fits, in order: the file's tensors that make up ours, one, or several to be stacked."""
     names = [name]
-    for pattern, *replacements in rules:
+    for rule in rules:
+        pattern, *replacements = (part for part in rule if isinstance(part, str))
         if re.search(pattern, names[0]):
             names = [re.sub(pattern, replacement, name) for replacement in replacements for name in names]
     return names
@@ -42,27 +70,72 @@ def swap_halves(w: mx.array) -> mx.array:
     return mx.concatenate([w[half:], w[:half]])
 
 
-def to_mlx(names: list[str], tensors: list[mx.array]) -> mx.array:
-    """A file's tensors of these names → ours: stacked, halves swapped where they must be, channels last."""
+def find_conversion(name: str, rules: Sequence[Rule]) -> Conversion | None:
+    """What a rule for our tensor `name` does to its rows, if one carries such a function."""
+    for pattern, *_, last in rules:
+        if isinstance(pattern, str) and not isinstance(last, str) and re.search(pattern, name):
+            return last
+    return None
+
+
+def to_mlx(tensors: list[mx.array], conversion: Conversion | None = None) -> mx.array:
+    """The file's tensors that make up one of ours → ours: stacked, converted if a rule says so, channels last."""
     w = mx.concatenate(tensors)
-    if names == ["norm_out.linear.weight"]:
-        w = swap_halves(w)
+    if conversion is not None:
+        w = conversion(w)
     return w.transpose(0, 2, 3, 1) if w.ndim == 4 else w
 
 
-def match(module: nn.Module, arrays: dict, rules: list[tuple[str, ...]], convert: Callable = to_mlx) -> dict:
-    """Give every parameter of `module` its tensor. Strict: none missing, none left over, none of another shape."""
-    shapes = {name: tuple(w.shape) for name, w in tree_flatten(module.parameters())}
+def convert_present(
+    sources: dict[str, list[str]],
+    arrays: dict[str, Any],
+    rules: Sequence[Rule],
+    convert: Callable[[list[Any], Conversion | None], Any] = to_mlx,
+) -> dict[str, Any]:
+    """Our tensors whose sources are all among the file's arrays, by our names."""
+    weights = {}
+    for name, names in sources.items():
+        if all(source in arrays for source in names):
+            weights[name] = convert([arrays[source] for source in names], find_conversion(name, rules))
+    return weights
+
+
+def find_problems(
+    sources: dict[str, list[str]], arrays: dict[str, Any], weights: dict[str, Any], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, list[str]]:
+    """What is missing among a file's arrays, what nobody asks for, and which weights have another shape than ours."""
+    expected = [source for names in sources.values() for source in names]
+    misshapen = []
+    for name, w in weights.items():
+        if tuple(w.shape) != shapes[name]:
+            misshapen.append(f"{sources[name][0]} is {tuple(w.shape)}, expected {shapes[name]}")
+    return {
+        "missing": [source for source in expected if source not in arrays],
+        "not expected": sorted(set(arrays) - set(expected)),
+        "of the wrong shape": misshapen,
+    }
+
+
+def match(
+    module: nn.Module,
+    arrays: dict[str, Any],
+    rules: Sequence[Rule],
+    convert: Callable[[list[Any], Conversion | None], Any] = to_mlx,
+) -> dict[str, Any]:
+    """Every parameter of `module` with its tensor from `arrays`, by our names; `convert` may know quantized ones too.
+
+    Raises UserError, with the names, if a tensor is missing, left over or of another shape.
+    """
+    parameters: dict[str, mx.array] = dict(tree_flatten(module.parameters()))
+    shapes = {name: tuple(w.shape) for name, w in parameters.items()}
     sources = {name: rename(name, rules) for name in shapes}
-    wanted = [source for names in sources.values() for source in names]
-    missing, extra = [name for name in wanted if name not in arrays], sorted(set(arrays) - set(wanted))
-    here = {name: names for name, names in sources.items() if not set(names) & set(missing)}
-    weights = {name: convert(names, [arrays[n] for n in names]) for name, names in here.items()}
-    wrong = {name: tuple(w.shape) for name, w in weights.items() if tuple(w.shape) != shapes[name]}
-    misshapen = [f"{sources[name][0]} is {shape}, expected {shapes[name]}" for name, shape in wrong.items()]
-    if missing or extra or misshapen:
-        lists = [("missing", missing), ("not expected", extra), ("of the wrong shape", misshapen)]
-        found = "; ".join(f"{len(x)} {what}: {', '.join(x[:4])}{' …' if len(x) > 4 else ''}" for what, x in lists if x)
+    weights = convert_present(sources, arrays, rules, convert)
+    lists = []
+    for problem, names in find_problems(sources, arrays, weights, shapes).items():
+        if names:
+            more = " …" if len(names) > 4 else ""
+            lists.append(f"{len(names)} {problem}: {', '.join(names[:4])}{more}")
+    if lists:
         kind = type(module).__name__.lower()
-        raise ValueError(f"The {kind}'s weights do not fit ({found}). Is this another model's file?")
+        raise UserError(f"The {kind}'s weights do not fit ({'; '.join(lists)}). Is this another model's file?")
     return weights

@@ -1,4 +1,4 @@
-"""The command line: `kleinlite generate`, `models`, `download`, `quantize`, `train`, `train-lora`, `info`.
+"""The command line: `kleinlite generate`, `models`, `download`, `quantize`, `train`, `speedrun`, `train-lora`, `info`.
 
 What is slow to import is imported by the command that needs it, so that `--help` answers at once. A mistake
 in what was typed, or in a file, ends with one sentence on stderr and status 2, and leaves no file behind.
@@ -14,19 +14,40 @@ import sys
 import tempfile
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from . import __version__
-from .errors import Parser, printable, run_command
+from .completion import SHELLS, write_completion
+from .errors import Parser, UserError, notes_may_be_lost, printable, run_command
+from .models.registry import SMALL_DECODER
 from .nano import stages
 
+if TYPE_CHECKING:
+    from mlx.core.distributed import Group
+    from PIL import Image
+
+    from .inference.request import Options
+    from .pipeline import Klein
+
+Job = tuple[Path, str, int]  # file, prompt and seed of a picture
 RAW_HELP = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
 examples:
-  kleinlite generate "a red circle above a blue square" --seed 7 -o circle.png
-  kleinlite generate "make the circle green" --image circle.png
-  kleinlite generate --like circle.png --seed 8
+  kleinlite generate "a red house under a yellow sun" --seed 7 -o house.png
+  kleinlite generate "make the house blue" --image house.png
+  kleinlite generate --like house.png --seed 8
+  kleinlite generate "make the house blue" --image house.png --mask house-mask.png
+  mlx.launch -n 2 -- python -m kleinlite generate --prompts wishes.txt     on several machines: each its share
+"""
+NANO = f"""\
+What nano, the model that comes with kleinlite, draws: {stages.DRAWS}, in nine
+colours, on a plain background or in a landscape by day, at sunset or at night, in 96x96 pixels; and changes
+of these: "make it night", "turn the circle into a star", "remove the tree". For all else take --model 4b.
 """
 
 QUANTIZE = "3, 4, 5, 6 or 8 bits, or mxfp4, mxfp8, nvfp4"
@@ -39,19 +60,22 @@ examples:
 
 LORA_EXAMPLES = """\
 examples:
+  kleinlite train-lora arrows --model nano-base -o arrow.safetensors     a dozen drawn arrows of 96x96 pixels do
   kleinlite train-lora my-dog --model base-4b --size 512x512 --quantize 4 -o dog.safetensors
   kleinlite generate "a photo of my dog on the moon" --model 4b --lora dog.safetensors:0.9
-Stopped by Ctrl-C, the same command goes on where it was. Samples and the loss on held-out pictures are in dog.training.
+Stopped by Ctrl-C, the same command goes on where it was. Samples are in dog.training: look at
+them, they say more than the loss on held-out pictures, of which there are some where there are 20 pictures or more.
 """
 
 # ---------------------------------------------------------------- what is typed
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d{1,12})[x×](\d{1,12})", text, re.IGNORECASE)
+    """WxH, or one number for both"""
+    found = re.fullmatch(r"(\d{1,12})(?: *[x×] *(\d{1,12}))?", text.strip(), re.IGNORECASE)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not WIDTHxHEIGHT in pixels, such as 96x96 or 512x768")
-    return int(found[1]), int(found[2])
+    return int(found[1]), int(found[2] or found[1])
 
 
 def parse_number(kind: type[int | float], words: str) -> Callable[[str], int | float]:
@@ -66,17 +90,28 @@ def parse_number(kind: type[int | float], words: str) -> Callable[[str], int | f
     return parse
 
 
-INTEGER, NUMBER = parse_number(int, "a whole number"), parse_number(float, "a number")
+INTEGER = parse_number(int, "a whole number")
+NUMBER = parse_number(float, "a number")
+
+
+def parse_extension(text: str) -> tuple[int, ...]:
+    """L,T,R,B"""
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6}){3}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not LEFT,TOP,RIGHT,BOTTOM in pixels, such as 0,0,64,0")
+    return tuple(map(int, text.split(",")))
 
 
 def parse_quantization(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text  # `find_packing` knows what there is
+    return int(text) if text.isdecimal() else text  # `find_quant_spec` knows what there is
 
 
 def parse_lora(text: str) -> tuple[str, float]:
     """FILE or FILE:SCALE"""
     file, colon, scale = text.rpartition(":")
-    if not colon or Path(text).exists():
+    with suppress(OSError):  # a name too long for a file
+        if Path(text).exists():
+            return text, 1.0
+    if not colon:
         return text, 1.0
     try:
         return file, float(scale)
@@ -91,13 +126,13 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"kleinlite {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def command(name, run, about, **more):
+    def command(name: str, run: Callable[..., None], about: str, **more: Any) -> Callable[..., Any]:
         sub = commands.add_parser(name, help=about, description=about, allow_abbrev=False, **more)
         sub.set_defaults(run=run, parser=sub)
         return sub.add_argument
 
     about = "draw a picture; what is not said comes from the model's own files"
-    add = command("generate", generate, about, epilog=EXAMPLES, formatter_class=RAW_HELP)
+    add = command("generate", generate, about, epilog=f"{EXAMPLES}\n{NANO}", formatter_class=RAW_HELP)
     add("prompt", nargs="?", metavar="PROMPT", help="what to draw, in quotes; with --image: what to change")
     add("--model", metavar="NAME", help="see `kleinlite models`; or a hub repository, folder or file (default: nano)")
     add("--size", type=parse_size, metavar="WxH", help="pixels, multiples of 16 (default: the model's, or --image's)")
@@ -109,12 +144,26 @@ def make_parser() -> Parser:
     bits = f"weights in fewer bits: {QUANTIZE} (default: as they are)"
     add("--quantize", type=parse_quantization, metavar="Q", help=bits)
     add("--image", nargs="+", action="extend", metavar="REF", help="pictures to edit or to combine")
-    loras = "adapters to add, each with its strength if not 1: style.safetensors:0.7; or cross, outlined for nano"
+    add("--mask", metavar="FILE", help="what of the first --image is drawn anew: white is, black stays to the bit")
+    about = "how much of the first --image is drawn anew: of 4 steps above 0.75 all, above 0.5 three, above 0.25 two, "
+    add("--strength", type=NUMBER, metavar="S", help=about + "else one (default: 1)")
+    about = "pixels to add to the first --image: left, top, right, bottom, such as 0,0,64,0"
+    add("--extend", type=parse_extension, metavar="L,T,R,B", help=about)
+    loras = "adapters to add, each with its strength if not 1: style.safetensors:0.7; or for nano cross, outlined, "
+    loras += "one-look (with --steps 1)"
     add("--lora", nargs="+", action="extend", type=parse_lora, metavar="FILE[:SCALE]", help=loras)
     like = "draw again what this picture says about itself; other options override, and another --model brings "
     add("--like", metavar="FILE", help=like + "its own steps and guidance")
     output = "a .png file, replaced if there is one (default: a new file here, named after prompt and seed)"
     add("-o", "--output", type=Path, metavar="FILE", help=output)
+    about = "show every step: in this .png file, which is rewritten, or without one in the terminal"
+    add("--watch", nargs="?", const="", metavar="FILE", help=about)
+    about = "draw each line of this file, seeds counting up from --seed (here 0 if not given), into the "
+    about += "folder -o (made if it is not there; default: this one); pictures that are there are left out, so that "
+    about += "the same command goes on"
+    add("--prompts", type=Path, metavar="FILE", help=about)
+    about = f"a narrower decoder: {SMALL_DECODER}, or a model's folder or autoencoder file"
+    add("--decoder", metavar="NAME", help=about)
     add("--offline", action="store_true", help="download nothing, and ask no network")
 
     command("models", models, "list the models that have a name, and which of them are on this machine")
@@ -130,6 +179,10 @@ def make_parser() -> Parser:
     add("--offline", action="store_true", help="download nothing, and ask no network")
     command("train", train, stages.ABOUT)
     stages.add_arguments(commands.choices["train"])
+    about = "train a small model from nothing within so many minutes, and judge what it draws; RECORDS.md has the rules"
+    add = command("speedrun", speedrun, about)
+    add("folder", type=Path, nargs="?", default=Path("speedrun"), metavar="FOLDER", help="the run (default: speedrun)")
+    add("--minutes", type=NUMBER, default=30.0, metavar="M", help="from the first scene to the score (default: 30)")
     about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"
     add = command("train-lora", train_lora, about, epilog=LORA_EXAMPLES, formatter_class=RAW_HELP)
     add("folder", type=Path, metavar="FOLDER", help="pictures, captions, for edits the pictures before: dog_ref.png")
@@ -137,7 +190,8 @@ def make_parser() -> Parser:
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the adapter, a .safetensors file")
     add("--rank", type=INTEGER, default=16, metavar="R", help="how much it can learn, and its size (default: 16)")
     add("--steps", type=INTEGER, default=500, metavar="N", help="steps of training (default: 500)")
-    add("--rate", type=NUMBER, default=1e-4, metavar="X", help="the peak of the learning rate (default: 1e-4)")
+    about = "the peak of the learning rate (default: by the model's width, 1e-4 for base-4b, 1.2e-3 for nano-base)"
+    add("--rate", type=NUMBER, metavar="X", help=about)
     add("--batch", type=INTEGER, default=1, metavar="B", help="pictures at a time (default: 1)")
     add("--accumulate", type=INTEGER, default=4, metavar="N", help="batches that make one step (default: 4)")
     add("--size", type=parse_size, metavar="WxH", help="scale and cut all pictures (default: as they are)")
@@ -147,6 +201,9 @@ def make_parser() -> Parser:
     add("--every", type=INTEGER, default=100, metavar="N", help="steps between two looks at it (default: 100)")
     add("--plan", action="store_true", help="only say how much memory it takes")
     add("--offline", action="store_true", help="download nothing, and ask no network")
+    about = 'print a script that completes commands and options: eval "$(kleinlite completion bash)"'
+    add = command("completion", completion, about)
+    add("shell", choices=SHELLS, help="whose words it is written in")
     about = "show what made a picture, what an adapter changes or, without a file, the versions for a bug report"
     add = command("info", info, about)
     add("file", nargs="?", metavar="FILE", help="a picture that kleinlite wrote, or an adapter")
@@ -156,155 +213,310 @@ def make_parser() -> Parser:
 # ---------------------------------------------------------------- files
 
 
-def find_free_name(prompt: str, seed: int) -> Path:
-    """A new file in this folder: a-red-circle-7.png or, if that is there, a-red-circle-7-2.png, and so on."""
+def number_names(first: Path) -> Iterator[Path]:
+    """a-red-circle-7.png, then a-red-circle-7-2.png, and so on."""
+    yield first
+    for i in itertools.count(2):
+        yield first.with_name(f"{first.stem}-{i}{first.suffix}")
+
+
+def make_stem(prompt: str) -> str:
+    """The beginning of a file's name: a-red-circle."""
     plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
-    stem = "-".join(re.findall("[a-z0-9]+", plain))[:60].strip("-") or "picture"
-    names = itertools.chain([f"{stem}-{seed}.png"], (f"{stem}-{seed}-{i}.png" for i in itertools.count(2)))
-    return next(path for path in map(Path, names) if not os.path.lexists(path))
+    return "-".join(re.findall("[a-z0-9]+", plain))[:60].strip("-") or "picture"
 
 
 def check_output(path: Path) -> None:
     """Refuse a file that could not be written, before there is a picture to lose."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file in it, such as {path / 'picture.png'}.")
+        raise UserError(f"{path} is a folder: name a file in it, such as {path / 'picture.png'}.")
     if path.suffix.lower() != ".png":
         example = path.with_suffix(".png") if path.name else "picture.png"
-        raise ValueError(f"Pictures are written as PNG and {path} does not end in .png: try {example}.")
+        raise UserError(f"Pictures are written as PNG and {path} does not end in .png: try {example}.")
     check_folder(path.parent)
 
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder in which nothing could be written."""
     if not folder.is_dir():
-        raise ValueError(f"The folder {folder} does not exist: make it first, or name another.")
+        raise UserError(f"The folder {folder} does not exist: make it first, or name another.")
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ValueError(f"Nothing can be written in {folder} ({error.strerror}): name another folder.") from None
+        raise UserError(f"Nothing can be written in {folder} ({error.strerror}): name another folder.") from None
 
 
 # ---------------------------------------------------------------- generate
 
 
-def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict, dict]:
-    """The model's name, how to open it, and `check_request`'s arguments: what was typed, else what --like says."""
-    from .drawing.loras import find_recorded_loras
-    from .drawing.picture_file import read_metadata
-    from .finetune.folder import read_reference
+def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict[str, Any], str, "Options"]:
+    """The model's name, how to open it, the prompt and the call's options: what was typed, else what --like says."""
+    from .inference.loras import find_recorded_loras
+    from .inference.picture_file import open_picture, open_reference, read_metadata
+    from .models.describe import is_here
 
     if args.model is not None and not args.model.strip():
-        raise ValueError("--model is empty: name a model, see `kleinlite models`, or leave it out for nano.")
+        raise UserError("--model is empty: name a model, see `kleinlite models`, or leave it out for nano.")
     like = read_metadata(args.like) if args.like is not None else {}
     model = args.model or like.get("model", "nano")
-    if args.model is None and not is_local(model):  # a picture may come from anybody
-        raise ValueError(
+    if args.model is None and not is_here(model):  # a picture may come from anybody
+        raise UserError(
             f"{args.like} was drawn with {model!r}, which is not on this machine: if you trust it, say --model {model}."
         )
     if model != like.get("model"):
         like = {key: value for key, value in like.items() if key not in ("steps", "guidance", "quantize", "parts")}
     if like.get("references") and not args.image:
         was = f"{args.like} was made from {like['references']} other picture(s), which it does not contain"
-        raise ValueError(f"{was}: name them with --image.")
+        raise UserError(f"{was}: name them with --image.")
+    if like.get("mask") and args.mask is None:
+        raise UserError(f"{args.like} was drawn through a mask, which it does not contain: name it with --mask.")
     if like.get("noise") and args.seed is None:
-        raise ValueError(f"{args.like} was drawn from noise that was given, which it does not contain: name a --seed.")
+        raise UserError(f"{args.like} was drawn from noise that was given, which it does not contain: name a --seed.")
     parts = like.get("parts") or {}
+    if args.decoder is not None:
+        parts = replace_decoder(parts, args.decoder)
     for place in parts.values() if isinstance(parts, dict) else [parts]:
-        if not is_local(place):
+        if not is_here(place):
             was = f"{args.like} was drawn with parts of {place!r}, which is not on this machine"
-            raise ValueError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.")
+            raise UserError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.")
 
-    def pick(name, typed, default=None):
+    def pick(name: str, typed: Any, default: Any = None) -> Any:
         return like.get(name, default) if typed is None else typed
 
-    prompt, negative = pick("prompt", args.prompt), pick("negative_prompt", args.negative, "")
+    prompt = pick("prompt", args.prompt)
+    if args.prompts is not None:
+        if args.prompt is not None:
+            raise UserError("A prompt and --prompts are given: leave one of them out.")
+        prompt = read_prompts(args.prompts)[0]  # the others need the same files and options
     if prompt is None:
         args.parser.error('say what to draw, in quotes, before --image and --lora: kleinlite generate "a red circle"')
+    if "box" in like:  # it has the size of the picture that it was made from
+        like = {key: value for key, value in like.items() if key not in ("width", "height")}
     width, height = args.size or (like.get("width"), like.get("height"))
-    return (
-        model,
-        {
-            "quantize": pick("quantize", args.quantize),
-            "parts": parts,
-            "loras": find_recorded_loras(like, args.like) if args.lora is None else args.lora,
-        },
-        {
-            "prompt": prompt,
-            "references": [read_reference(path) for path in args.image or ()],
-            "width": width,
-            "height": height,
-            "steps": pick("steps", args.steps),
-            "guidance": pick("guidance", args.guidance),
-            "negative_prompt": negative,
-            "seed": pick("seed", args.seed),
-        },
-    )
-
-
-def is_local(model: str) -> bool:
-    """Whether a model can be opened without a download."""
-    from .models.download import find_cached
-    from .models.registry import BUNDLED
-
-    return model in BUNDLED or os.path.exists(model) or bool(find_cached(model))
+    settings = {
+        "quantize": pick("quantize", args.quantize),
+        "parts": parts,
+        "loras": find_recorded_loras(like, args.like) if args.lora is None else args.lora,
+    }
+    options: Options = {
+        "images": [open_reference(path) for path in args.image or ()],
+        "mask": None if args.mask is None else open_picture(args.mask),
+        "strength": pick("strength", args.strength),
+        "extend": pick("extend", args.extend),
+        "width": width,
+        "height": height,
+        "steps": pick("steps", args.steps),
+        "guidance": pick("guidance", args.guidance),
+        "negative_prompt": pick("negative_prompt", args.negative, ""),
+        "seed": pick("seed", 0 if args.seed is None and args.prompts else args.seed),
+        "progress": sys.stderr.isatty() and args.watch != "",  # or they would draw over each other
+    }
+    return model, settings, prompt, options
 
 
 def ensure_fetched(model: str, offline: bool) -> None:
     """See that a model's files are on this machine."""
+    from .models.describe import is_here
     from .models.download import fetch_model
-    from .models.registry import BUNDLED
 
-    if model not in BUNDLED and not os.path.exists(model):
+    if not is_here(model):
         fetch_model(model, offline=offline)
 
 
+def replace_decoder(parts: Any, decoder: str) -> dict[str, str]:
+    """`parts` with another autoencoder. Raises UserError where all parts come from one model that --like names."""
+    if isinstance(parts, str):
+        raise UserError(f"The picture was drawn with all parts of {parts!r}: --decoder cannot replace one of them.")
+    return {**parts, "vae": decoder}
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The lines of a file that are not empty. Raises UserError."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: name a text file with one prompt a line.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text ({error}): write one prompt a line.") from None
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise UserError(f"{path} has no prompt in it: write one prompt a line.")
+    return prompts
+
+
 def generate(args: argparse.Namespace) -> None:
-    from .drawing.loras import Loras
-    from .drawing.memory_check import check_memory, plan_released
-    from .drawing.picture_file import save_picture
-    from .drawing.request import check_request
-    from .models.adapters import open_adapter
-    from .models.configs import RELEASED_CONFIGS
-    from .models.download import find_cached
-    from .models.families import family_of
-    from .models.formats import find_packing
-    from .models.opening import ModelInfo
-    from .models.registry import find_released
+    """Draw; under `mlx.launch` each machine its own share of --prompts, or all of them one picture together."""
+    import mlx.core as mx
+
+    from .inference.machines import own_temporary_folder, say_who_is_lost
+
+    group = mx.distributed.init()
+    own_temporary_folder(group)
+    with say_who_is_lost():
+        generate_in(group, args)
+
+
+def generate_in(group: "Group", args: argparse.Namespace) -> None:
+    from .inference.machines import from_first
     from .pipeline import Klein
 
-    model, settings, arguments = resolve_arguments(args)
-    quantize = settings["quantize"]
-    # What can be found before gigabytes are fetched. The model's own files have the last word, below.
-    released = find_released(model)
-    if released:
-        family = family_of(RELEASED_CONFIGS[released.size.name][0])
-        info = ModelInfo(model, released.distilled, size=1024, tokens=512, family=family)
-        request = check_request(info, **arguments)
-    else:  # how its family counts guidance, its files will tell
-        info = ModelInfo(model, distilled=False, size=1024, tokens=512)
-        request = check_request(info, **arguments | {"guidance": None})
-    prompt, seed = request.prompts[0], request.seeds[0]
-    find_packing(quantize)
-    check_output(args.output or find_free_name(prompt, seed))
-    loras = Loras(RELEASED_CONFIGS[released.size.name][0]) if released else None
-    for file, scale in settings["loras"]:
-        open_adapter(file) if loras is None else loras.add(file, scale)
-    if released and not find_cached(model):
-        plan = lambda setting: plan_released(model, width=request.width, height=request.height, quantize=setting)
-        choice = () if quantize or released.packed else (8, 6, 5, 4, 3)
-        check_memory(plan(quantize), {bits: plan(bits) for bits in choice})
+    if args.watch:
+        check_output(Path(args.watch))
+    model, settings, prompt, options = resolve_arguments(args)
+    seed = check_before_loading(args, model, settings, prompt, options, group)
+    if options["seed"] is None:
+        seed = from_first([seed], group)[0]
+    if args.prompts is None:
+        jobs = [(args.output or Path(f"{make_stem(prompt)}-{seed}.png"), prompt, seed)]
+    else:
+        jobs = leave_out_drawn(list_jobs(read_prompts(args.prompts), args.output or Path(), seed), group)
     ensure_fetched(model, args.offline)
-    klein = Klein.from_pretrained(model, **settings)
-    request = check_request(klein.info, **arguments | {"seed": seed})
-    klein.check_memory(request)
-    start = time.perf_counter()
-    picture = klein.draw(request, progress=sys.stderr.isatty())
-    seconds = time.perf_counter() - start
-    path = args.output or find_free_name(prompt, seed)
-    save_picture(picture, path)
+    klein = Klein.from_pretrained(model, **settings, group=None if args.prompts else group)
+    quantize = settings["quantize"]
     name = model if quantize is None else f"{model} in {name_quantization(quantize)}"
     name += "".join(f" + {lora} × {scale:g}" for lora, scale in klein.loras.items())
-    print(printable(f"{path}: {picture.width}x{picture.height}, {name}, seed {seed}, {seconds:.1f} s"))
+    is_first = group.rank() == 0
+    if args.prompts is None:
+        replaces = args.output is not None
+        draw_job(klein, name, jobs[0], options, args.watch, saves=is_first, prints=is_first, replaces=replaces)
+    else:
+        if args.output:
+            args.output.mkdir(exist_ok=True)
+        draw_share(klein, name, jobs, options, args.watch, group)
+
+
+def draw_job(
+    klein: "Klein", name: str, job: Job, options: "Options", watch: str | None, *, saves: bool, prints: bool,
+    replaces: bool = True,
+) -> None:  # fmt: skip
+    """One picture into its file, and a line about it. Where all machines draw it together, the first one does both.
+
+    replaces: whether a file of that name is replaced; else the picture takes the next name that is free.
+    """
+    from .files import take_free_name
+    from .inference.picture_file import save_picture, write_png
+    from .nano.limits import describe_limits
+
+    path, prompt, seed = job
+    options = {**options, "seed": seed}
+    start = time.perf_counter()
+    if not saves:
+        for _ in klein.stream(prompt, **options):
+            pass
+        return
+    picture = draw(klein, prompt, options, watch)
+    seconds = time.perf_counter() - start
+    if replaces:
+        save_picture(picture, path)
+    else:
+        path = take_free_name(number_names(path), lambda draft: write_png(picture, draft))
+    note = "" if klein.loras else describe_limits(klein.info.name, klein.info.size, prompt, *picture.size)
+    if note:
+        print(printable(note), file=sys.stderr)
+    if prints:
+        about = f"{path}: {picture.width}x{picture.height}, {name}, seed {seed}, {seconds:.1f} s"
+        print(printable(about), flush=True)
+
+
+def draw_share(
+    klein: "Klein", name: str, jobs: list[Job], options: "Options", watch: str | None, group: "Group"
+) -> None:
+    """Every N-th picture on each of N machines; at last the first machine says what is missing.
+
+    A machine that fails waits for the others, since `mlx.launch` would end them. Raises UserError if another failed.
+    """
+    from .inference.machines import any_of
+
+    is_first = group.rank() == 0
+    failure: Exception | None = None
+    try:
+        for job in jobs[group.rank() :: group.size()]:
+            draw_job(klein, name, job, options, watch, saves=True, prints=is_first)
+    except Exception as error:
+        failure = error
+    drawn = [path.exists() for path, *_ in jobs]
+    with suppress(RuntimeError):  # a machine was lost: what is here counts
+        drawn = any_of(drawn, group)
+    if is_first and group.size() > 1:
+        for (path, *_), done in zip(jobs, drawn):
+            if not done:
+                print(printable(f"{path} is missing."))
+    if failure:
+        raise failure
+    if is_first and not all(drawn):
+        raise UserError(f"{drawn.count(False)} of {len(jobs)} pictures are missing: the same command draws them.")
+
+
+def list_jobs(prompts: list[str], folder: Path, seed: int) -> list[Job]:
+    """File, prompt and seed of each picture. The seeds count up, so that a list can be resumed.
+
+    0003-a-red-circle-9.png is the third prompt, drawn with seed 9.
+    """
+    return [
+        (folder / f"{i + 1:04}-{make_stem(prompt)}-{seed + i}.png", prompt, seed + i)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def leave_out_drawn(jobs: list[Job], group: "Group") -> list[Job]:
+    """The pictures that are not there yet, on any machine."""
+    from .inference.machines import any_of
+
+    drawn = any_of([path.exists() for path, *_ in jobs], group)
+    if group.rank() == 0:
+        for (path, *_), done in zip(jobs, drawn):
+            if done:
+                print(printable(f"{path} is there already."))
+    return [job for job, done in zip(jobs, drawn) if not done]
+
+
+def draw(klein: "Klein", prompt: str, options: "Options", watch: str | None) -> "Image.Image":
+    """One picture; watch: the file in which every step is shown, "" for the terminal."""
+    if watch is None:
+        return klein(prompt, **options)
+    from .inference.watch import Watcher
+
+    watcher = Watcher(Path(watch) if watch else None)
+    for step in klein.stream(prompt, **options):
+        watcher.show(cast("Image.Image", step.preview(fast=True)))
+    picture = cast("Image.Image", step.preview())  # of one prompt
+    watcher.show(picture)
+    return picture
+
+
+def check_before_loading(
+    args: argparse.Namespace, model: str, settings: dict[str, Any], prompt: str, options: "Options", group: "Group"
+) -> int:
+    """Refuse what can be refused before gigabytes are fetched, and return the seed; the files have the last word."""
+    from .inference.loras import Loras
+    from .inference.memory_check import check_memory, plan_model
+    from .models.describe import describe
+    from .models.lora_files import open_adapter
+    from .pipeline import prepare_request
+
+    quantize = settings["quantize"]
+    facts = describe(model, quantize, settings["parts"])
+    if facts.configs is None:  # how its family counts guidance, its files will tell
+        request = prepare_request(facts.info, prompt, {**options, "guidance": None})
+    else:
+        request = prepare_request(facts.info, prompt, options)
+    if args.prompts is not None:
+        folder = args.output or Path()
+        check_folder(folder if os.path.lexists(folder) else folder.parent)
+    elif group.rank() == 0:  # which saves
+        check_output(args.output) if args.output else check_folder(Path())
+    loras = Loras(facts.configs.transformer) if facts.configs else None
+    for file, scale in settings["loras"]:
+        if loras is None:
+            open_adapter(file)
+        else:
+            loras.add(file, scale)
+    if facts.configs and not facts.here:
+        size: dict[str, Any] = {"width": request.width, "height": request.height, "prompts": [prompt]}
+        size["machines"] = 1 if args.prompts else group.size()
+        choice = () if quantize or facts.packed else (8, 6, 5, 4, 3)
+        check_memory(plan_model(facts, **size), {bits: plan_model(describe(model, bits), **size) for bits in choice})
+    return request.seeds[0]
 
 
 def name_quantization(quantize: int | str) -> str:
@@ -316,21 +528,21 @@ def name_quantization(quantize: int | str) -> str:
 
 def info(args: argparse.Namespace) -> None:
     if args.file is not None:
-        from .drawing.picture_file import read_metadata
-        from .models.adapters import describe_adapter, find_adapter, open_adapter
+        from .inference.picture_file import read_metadata
+        from .models.lora_files import describe_adapter, find_adapter, open_adapter
 
         if find_adapter(args.file).suffix == ".safetensors":
             return print_facts(describe_adapter(open_adapter(args.file)))
         return print_facts(read_metadata(args.file))
     import mlx.core as mx
 
-    from .cpu import blas_name, blas_speeds
+    from .cpu import blas_name, setup
 
-    print_facts({"kleinlite": __version__, "mlx": mx.__version__, "python": platform.python_version()})
+    setup()
+
+    print_facts({"kleinlite": __version__, "mlx": version("mlx"), "python": platform.python_version()})
     device = f"{mx.default_device()}, {mx.device_info().get('device_name', 'unknown')}"
-    speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in blas_speeds().items())
-    blas = (blas_name() or "MLX's own") + (f" (the fastest here, in GFLOP/s: {speeds})" if speeds else "")
-    print_facts({"platform": platform.platform(), "device": device, "BLAS": blas})
+    print_facts({"platform": platform.platform(), "device": device, "BLAS": blas_name() or "MLX's own"})
 
 
 def print_facts(facts: dict) -> None:
@@ -352,7 +564,8 @@ def models(args: argparse.Namespace) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     print(
         "\nA distilled model has its guidance built in. Parameters: the transformer's + the text encoder's."
-        "\nMemory: for a picture of 512x512 (nano: 96x96), weights as published / in 8 bits / in 4 (`--quantize`)."
+        "\nMemory: for a picture of 512x512 (nano: 96x96), weights as published / in 8 bits / in 4 (`--quantize`);"
+        "\nPython and MLX take 0.1 GB more."
         "\nWhat is not here is fetched on first use, or by `kleinlite download NAME`, from huggingface.co, a"
         "\ngated model after you have accepted its licence there and logged in with `hf auth login`."
         f"\nBeside them, {SMALL_DECODER} ({SMALL_DECODER_BYTES / 1e6:.0f} MB, Apache-2.0): "
@@ -361,67 +574,62 @@ def models(args: argparse.Namespace) -> None:
 
 
 def describe_model(name: str) -> tuple[str, ...]:
-    """One row of the table: of a bundled model from its files, of a released one from the registry."""
-    import mlx.core as mx
-
-    from .drawing.memory_check import plan_checkpoint, plan_released
+    """One row of the table."""
+    from .inference.memory_check import plan_model
     from .memory import count_parameters
-    from .models.configs import RELEASED_CONFIGS
-    from .models.download import find_cached
-    from .models.families import family_of, network_of
-    from .models.opening import open_checkpoint
-    from .models.registry import MODELS
+    from .models.describe import describe
+    from .models.families import network_of
 
-    model = MODELS.get(name)
-    if model:
-        configs = RELEASED_CONFIGS[model.size.name]
-        distilled, sizes = model.distilled, [model.size.transformer_parameters, model.size.text_encoder_parameters]
-        settings = [None] if model.packed else [None, 8, 4]
-        plans = [plan_released(name, width=512, height=512, quantize=setting) for setting in settings]
-        here = "yes" if find_cached(name) else "no, gated" if model.size.gated else "no"
+    try:
+        facts = describe(name)
+    except (OSError, ValueError):
+        return name, *[""] * 5, "not in this version"
+    released = facts.released
+    if released:
+        counts = [released.size.transformer_parameters, released.size.text_encoder_parameters]
+        settings = [None] if facts.packed else [None, 8, 4]
+        plans = [plan_model(describe(name, setting), width=512, height=512) for setting in settings]
+        here = "yes" if facts.here else "no, gated" if released.size.gated else "no"
     else:
-        try:
-            checkpoint = open_checkpoint(name, dtype=mx.float32)
-        except (OSError, ValueError):
-            return name, *[""] * 5, "not in this version"
-        configs, info, here = checkpoint.configs, checkpoint.info, "bundled"
-        distilled = info.distilled
-        sizes = [count_parameters(network_of(cfg), cfg) for cfg in configs[:2]]
-        plans = [plan_checkpoint(checkpoint, width=info.size, height=info.size)]
-    steps = family_of(configs[0]).defaults[distilled][0]
+        assert facts.configs is not None  # a bundled model is here
+        networks: list[Any] = [facts.configs.transformer, facts.configs.text_encoder]
+        counts = [count_parameters(network_of(cfg), cfg) for cfg in networks]
+        plans = [plan_model(facts, width=facts.info.size, height=facts.info.size)]
+        here = "bundled"
     return (
         name,
-        f"{steps}, distilled" if distilled else str(steps),
-        " + ".join(f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in sizes),
+        f"{facts.info.steps}, distilled" if facts.info.distilled else str(facts.info.steps),
+        " + ".join(f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in counts),
         " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in (plan.peak_bytes for plan in plans)),
-        f"{model.download_bytes / 1e9:.1f} GB" if model else "none",
-        model.size.license if model else "Apache-2.0",
+        f"{released.download_bytes / 1e9:.1f} GB" if released else "none",
+        released.size.license if released else "Apache-2.0",
         here,
     )
 
 
 def download(args: argparse.Namespace) -> None:
     from .models.download import download_model, find_cached
-    from .models.registry import BUNDLED
+    from .models.registry import find_bundled
 
-    if args.model in BUNDLED:
+    if find_bundled(args.model):
         return print(f"{args.model} comes with kleinlite: there is nothing to download.")
     if Path(args.model).exists():
-        raise ValueError(f"{args.model} is on this machine already: name a model of `kleinlite models`, or owner/name.")
+        raise UserError(f"{args.model} is on this machine already: name a model of `kleinlite models`, or owner/name.")
     download_model(args.model)
     print(find_cached(args.model))
 
 
 def quantize(args: argparse.Namespace) -> None:
     from .models.export import quantize_model
-    from .models.formats import find_packing
+    from .models.formats import find_quant_spec
 
     if (args.bits is None) == (args.mode is None):
         args.parser.error("give either --bits N or --mode MODE: kleinlite quantize 4b klein-4bit --bits 4")
-    quantize, out = args.mode if args.bits is None else args.bits, args.output
-    find_packing(quantize)
+    quantize = args.mode if args.bits is None else args.bits
+    out = args.output
+    find_quant_spec(quantize)
     if os.path.lexists(out):
-        raise ValueError(f"{out} is there already: name a new folder.")
+        raise UserError(f"{out} is there already: name a new folder.")
     check_folder(out.parent)
     ensure_fetched(args.model, args.offline)
     quantize_model(args.model, out, quantize, progress=sys.stderr.isatty())
@@ -430,30 +638,25 @@ def quantize(args: argparse.Namespace) -> None:
 
 
 def train_lora(args: argparse.Namespace) -> None:
-    from .finetune.folder import read_folder
-    from .finetune.plan import check_plan, plan_model_training
-    from .finetune.settings import Settings
-    from .finetune.trainer import LoraTrainer
-    from .models.formats import find_packing
-    from .models.registry import BUNDLED, MODELS, find_released
+    from .models.describe import check_base, describe
     from .pipeline import Klein
+    from .trainer.folder import read_folder
+    from .trainer.lora import LoraTrainer
+    from .trainer.memory_plan import check_plan, plan_model_training
+    from .trainer.settings import Settings
 
-    out, released = args.output, find_released(args.model)
+    out = args.output
     if out.suffix != ".safetensors" or out.is_dir():
-        raise ValueError(f"{out} is not an adapter's file: name one that ends in .safetensors.")
+        raise UserError(f"{out} is not an adapter's file: name one that ends in .safetensors.")
     check_folder(out.parent)
-    find_packing(args.quantize)
+    facts = describe(args.model, args.quantize)
     settings = Settings(
         rank=args.rank, steps=args.steps, rate=args.rate, batch=args.batch, accumulate=args.accumulate,
         seed=args.seed, every=args.every, layout=args.layout,
     )  # fmt: skip
-    if args.model == "nano" or (released and released.distilled):
-        base = f"base-{released.size.name}" if released else "nano-base"
-        known = base in (*BUNDLED, *MODELS)
-        way_out = f"train on {base}, and use the adapter on {args.model}" if known else "take base-4b or base-9b"
-        raise ValueError(f"{args.model} is distilled: {way_out}.")
+    check_base(facts.info)
     examples = read_folder(args.folder, args.size)
-    if not (args.plan and released):
+    if not (args.plan and facts.released):
         ensure_fetched(args.model, args.offline)
     plan = plan_model_training(args.model, examples[0], settings, quantize=args.quantize)
     print(f"{len(examples)} pictures of {examples[0].picture.width}x{examples[0].picture.height}. Memory: {plan}.")
@@ -468,16 +671,35 @@ def train_lora(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     from .nano import recipe
 
-    recipe.train(args.folder, args.stage, args.steps, args.calibrate)
+    recipe.train(args.folder, args.stage, args.steps)
+
+
+def speedrun(args: argparse.Namespace) -> None:
+    from .nano.speedrun import speedrun
+
+    if not 1 <= args.minutes <= 1440:
+        raise UserError(f"--minutes is a number from 1 to 1440 (a day), not {args.minutes:g}.")
+    speedrun(args.folder, args.minutes)
+
+
+def completion(args: argparse.Namespace) -> None:
+    print(write_completion(make_parser(), args.shell))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    with notes_may_be_lost():
+        return run_command_line(argv)
+
+
+def run_command_line(argv: list[str] | None) -> int:
     parser = make_parser()
     args, unknown = parser.parse_known_args(argv)
     command = getattr(args, "parser", parser)
     if unknown:
         hint = ": does the prompt need quotes?" if "prompt" in args and not unknown[0].startswith("-") else ""
+        close = get_close_matches(unknown[0], command._option_string_actions, 1)
+        hint = f": did you mean {close[0]}?" if close else hint
         command.error(f"{' '.join(unknown)} is not understood{hint}")
     if command is parser:
         parser.print_help()

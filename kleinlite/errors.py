@@ -5,13 +5,47 @@ in this program keeps its traceback.
 """
 
 import argparse
-import opcode
+import os
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
-RAISE = opcode.opmap["RAISE_VARARGS"]  # what Python makes of a `raise`
+LONGEST = 996  # characters of a sentence: names in it may come from anybody's file
+
+
+class OneSentence(Exception):
+    """An error whose text is one printable line of bounded length, whatever it quotes."""
+
+    def __str__(self) -> str:
+        return shorten(printable(super().__str__()), LONGEST)
+
+
+class UserError(OneSentence, ValueError):
+    """A mistake of the caller. Its text is a sentence: what is wrong, and the way out."""
+
+
+class FileError(OneSentence, OSError):
+    """A file or a folder that cannot be used as it was asked; its text is a sentence."""
+
+
+class MissingFileError(FileError, FileNotFoundError):
+    """A file that is needed and not here."""
+
+
+class ExistingFileError(FileError, FileExistsError):
+    """A file or a folder that is in the way, or in use by another process."""
+
+
+class HubError(FileError, ConnectionError):
+    """A model hub that could not be asked, or whose answer is not to be trusted."""
+
+
+class MemoryLimitError(OneSentence, MemoryError):
+    """A request that this machine cannot hold."""
+
+
+USER_ERRORS = (UserError, FileError, MemoryLimitError)
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,18 +55,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
 
 
-def raised_here(error: Exception) -> bool:
-    """Whether it comes from a `raise` in this package, and so is a sentence, and not from a call that failed."""
-    last = error.__traceback__
-    while last.tb_next:
-        last = last.tb_next
-    code = last.tb_frame.f_code
-    return Path(__file__).parent in Path(code.co_filename).parents and code.co_code[last.tb_lasti] == RAISE
-
-
 def explain_error(error: Exception) -> str | None:
     """The sentence for a mistake that the person at the keyboard can mend; None for a bug."""
-    if isinstance(error, (ValueError, OSError, MemoryError)) and raised_here(error):
+    if isinstance(error, USER_ERRORS):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
@@ -48,10 +73,53 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def shorten(text: str, most: int) -> str:
+    """The text, without its middle if it has more than so many characters."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
+
+
+def clip(name: str, most: int = 64) -> str:
+    """A name from a file, for a sentence: on one line, and without its middle if it is longer than `most`."""
+    ends = name if len(name) <= 2 * most else name[:most] + name[-most:]
+    return shorten(printable(ends), most)
+
+
 def first_few(items: Iterable, count: int = 4) -> str:
     """The first items of a list, and how many more there are."""
-    names = [str(item) for item in items]
+    names = [shorten(str(item), 100) for item in items]
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+
+
+class Notes:
+    """Standard error for a program whose work is worth more than its notes: what cannot be written is dropped."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except (OSError, ValueError):  # the disk behind it is full, its reader has gone, or it was closed
+            self.stream = open(os.devnull, "w")  # noqa: SIM115, open until the process ends
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def notes_may_be_lost() -> Iterator[None]:
+    """Within, the program can write to standard error and goes on, also if that is closed or full."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # closed: the next file that is opened would be in its place
+        pass
+    os.close(number)
+    before = sys.stderr
+    sys.stderr = Notes(before or open(os.devnull, "w"))  # noqa: SIM115
+    try:
+        yield
+    finally:
+        sys.stderr = before
 
 
 def run_command(command: Callable[..., None], *args: object) -> int:

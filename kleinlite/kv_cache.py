@@ -3,75 +3,98 @@
 We make editing cheaper: what the reference pictures have to say is worked out once, and every step only looks it
 up.
 
-Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal f7252b5e)
+Letters: b pictures, r reference tokens, n picture tokens, m text tokens, nh heads, hd channels of a head, d width.
+
+Sources: keys and values kept in decoding: Shazeer 2019, arXiv 1911.02150. The pattern, in which references see only
+each other at time 0: FLUX.2 [klein] 9b-kv, as diffusers' Flux2KleinKVPipeline runs it.
+
+Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal 19eb3916)
 """
 
 from collections.abc import Callable
 
 import mlx.core as mx
 
-from .cpu import attention
-from .position_ids import apply_rope, image_ids, reference_ids, rope_table, text_ids
-from .transformer import DoubleBlock, Transformer, chain, join_heads, modulate, time_features
+from .position_ids import Rope, apply_rope, image_ids, reference_ids, rope_table, text_ids
+from .transformer import AttentionFn, DoubleBlock, Transformer, join_heads, modulate, sequential, time_features
 
-__all__ = ["image_half", "noting_attention", "extract_kv", "cached_attention", "cached_velocity_field"]
+__all__ = ["KVCache", "image_stream", "recording_attention", "extract_kv", "cached_attention", "cached_velocity_field"]
+
+KVCache = list[tuple[mx.array, mx.array]]  # keys and values (b, nh, r, hd) of the references, for each block in order
 
 
-def image_half(block: DoubleBlock, x: mx.array, mod: list[mx.array], rope, attend) -> mx.array:
-    """The image stream of a double block, without any text. (b, r, d) → same"""
+def image_stream(
+    block: DoubleBlock, x: mx.array, mod: list[mx.array], rope: Rope, attention_fn: AttentionFn
+) -> mx.array:
+    """The image stream of a double block, without any text. (b, r, d) → (b, r, d); mod: six arrays (b, 1, d)"""
     shift1, scale1, gate1, shift2, scale2, gate2 = mod
-    x = x + gate1 * block.img_attn.proj(attend(*block.img_attn.heads(modulate(x, shift1, scale1)), rope))
-    return x + gate2 * chain(block.img_mlp, modulate(x, shift2, scale2))
+    x = x + gate1 * block.img_attn.proj(attention_fn(*block.img_attn.heads(modulate(x, shift1, scale1)), rope))
+    return x + gate2 * sequential(block.img_mlp, modulate(x, shift2, scale2))
 
 
-def noting_attention(cache: list[tuple[mx.array, mx.array]]) -> Callable:
-    """`roped_attention` that also appends each block's keys (normed and turned) and values to `cache`."""
+def recording_attention(cache: KVCache) -> AttentionFn:
+    """`roped_attention` that also appends each block's keys (normed and rotated) and values to `cache`."""
 
-    def attend(q, k, v, rope):
-        q, k = apply_rope(q, rope), apply_rope(k, rope)
+    def attention_fn(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
+        q = apply_rope(q, rope)
+        k = apply_rope(k, rope)
         cache.append((k, mx.contiguous(v)))  # a copy: v is a view into a fused product up to nine times its size
-        return join_heads(attention(q, k, v, scale=q.shape[-1] ** -0.5))
+        return join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5))
 
-    return attend
+    return attention_fn
 
 
-def extract_kv(transformer: Transformer, references: mx.array, ids: mx.array) -> list[tuple[mx.array, mx.array]]:
-    """The cache: keys and values (b, nh, r, hd) of the references, for each block in order.
+def extract_kv(transformer: Transformer, references: mx.array, ids: mx.array) -> KVCache:
+    """The keys and values of the references, which are modulated with time 0 and see only each other.
 
-    references (b, r, 128), ids (r, 4) from `reference_ids`. They are modulated with time 0 and see only each other.
+    references (b, r, 128), ids (r, 4) from `reference_ids`.
     """
-    cache, cfg = [], transformer._cfg
-    attend, rope = noting_attention(cache), rope_table(ids, cfg.axes, cfg.theta)
-    still = time_features(mx.zeros((len(references),)), cfg.d_time).astype(references.dtype)
-    vec = transformer.time_in(still)  # (b, d)
-    x, mod = transformer.img_in(references), transformer.double_stream_modulation_img(vec)
-    for block in transformer.double_blocks:
-        x = image_half(block, x, mod, rope, attend)
+    cache: KVCache = []
+    cfg = transformer.cfg
+    attention_fn = recording_attention(cache)
+    rope = rope_table(ids, cfg.axes, cfg.theta)
+    time_zero = time_features(mx.zeros((len(references),)), cfg.d_time).astype(references.dtype)
+    vec = transformer.time_in(time_zero)  # (b, d)
+    x = transformer.img_in(references)  # (b, r, d)
+    mod = transformer.double_stream_modulation_img(vec)
+    for double_block in transformer.double_blocks:
+        x = image_stream(double_block, x, mod, rope, attention_fn)
     mod = transformer.single_stream_modulation(vec)
-    for block in transformer.single_blocks:
-        x = block(x, mod, rope, attend)
+    for single_block in transformer.single_blocks:
+        x = single_block(x, mod, rope, attention_fn)
     return cache
 
 
-def cached_attention(cache: list[tuple[mx.array, mx.array]]) -> Callable:
-    """`roped_attention` that also looks at the cache, block after block: make a new one for each forward pass."""
+def cached_attention(cache: KVCache) -> AttentionFn:
+    """`roped_attention` that also attends to the cache, block after block: make a new one for each forward pass."""
     layers = iter(cache)
 
-    def attend(q, k, v, rope):
+    def attention_fn(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
         b, nh, _, hd = q.shape
         k_ref, v_ref = (mx.broadcast_to(x, (b, nh, x.shape[2], hd)) for x in next(layers))
-        q, k = apply_rope(q, rope), apply_rope(k, rope)
-        k, v = mx.concatenate([k_ref, k], axis=2), mx.concatenate([v_ref, v], axis=2)  # (b, nh, r + m + n, hd)
-        return join_heads(attention(q, k, v, scale=hd**-0.5))
+        q = apply_rope(q, rope)
+        k = mx.concatenate([k_ref, apply_rope(k, rope)], axis=2)  # (b, nh, r + m + n, hd)
+        v = mx.concatenate([v_ref, v], axis=2)
+        return join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=hd**-0.5))
 
-    return attend
+    return attention_fn
 
 
 def cached_velocity_field(
     transformer: Transformer, txt: mx.array, references: mx.array, grids: list[tuple[int, int]], grid: tuple[int, int]
-) -> Callable[[mx.array, float], mx.array]:
-    """`velocity_field` for references that are computed here, once, and looked up at every step."""
+) -> Callable[[mx.array, float, float], mx.array]:
+    """`velocity_field` for references whose keys and values are computed here, once, and read at every step.
+
+    txt (b, m, d_text), references (b, r, 128) of grid sizes `grids`, grid of the picture to draw. The field takes
+    latents (b, n, 128), the noise level t, and the next one, which it does not need.
+    """
     cache = extract_kv(transformer, references[:1].astype(txt.dtype), reference_ids(grids))
     rope = transformer.rope(image_ids(*grid), text_ids(txt.shape[1]))
     mx.eval(rope, cache)
-    return lambda x, t: transformer(x.astype(txt.dtype), txt, t, rope=rope, attend=cached_attention(cache))
+
+    def field(x: mx.array, t: float, t_next: float = 0.0) -> mx.array:
+        attention_fn = cached_attention(cache)
+        velocity: mx.array = transformer(x.astype(txt.dtype), txt, t, rope=rope, attention_fn=attention_fn)
+        return velocity
+
+    return field

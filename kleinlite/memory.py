@@ -3,31 +3,51 @@
 From the config alone we predict how many weights, products and bytes a picture takes, from one measured product how
 many seconds, and then measure.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 71790c3c)
+Letters: b pictures, s tokens = m text + n picture (and reference) tokens, d width. Everything is counted in bytes,
+or in floating-point operations, two per multiply-add.
+
+Sources: two operations per weight and token: Kaplan et al. 2020, arXiv 2001.08361. The constants of `plan_memory`
+are fitted to `python -m benchmarks.picture`.
+
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal b07d221d)
 """
 
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .autoencoder import Autoencoder, AutoencoderConfig
-from .cpu import STRIP
 from .text_encoder import TextEncoder, TextEncoderConfig
 from .transformer import Transformer, TransformerConfig
 
-__all__ = ["count_parameters", "Work", "count_step", "count_prompt", "MemoryPlan", "compute_dtype", "plan_memory"]
+__all__ = [
+    "count_parameters",
+    "Work",
+    "count_step",
+    "count_prompt",
+    "MemoryPlan",
+    "compute_dtype",
+    "ENCODE_NUMBERS",
+    "STEP_NUMBERS",
+    "STRIP_BYTES",
+    "KEPT_BYTES",
+    "HasWidth",
+    "plan_memory",
+]
 
 
 @cache
-def count_parameters(kind: type[nn.Module], cfg: TransformerConfig | TextEncoderConfig | AutoencoderConfig) -> int:
-    """How many weights a network has. For the text encoder: those below its highest tap, no other is read."""
-    if kind is TextEncoder:
-        cfg = replace(cfg, layers=max(cfg.taps), tied=True)
-    return sum(w.size for _, w in tree_flatten(kind(cfg).parameters()))
+def count_parameters(kind: Callable[[Any], nn.Module], cfg: Hashable) -> int:
+    """How many weights the network `kind(cfg)` has; of a text encoder those that are read, below its highest tap."""
+    if isinstance(cfg, TextEncoderConfig):
+        cfg = replace(cfg, layers=max(cfg.out_layers), tied=True)
+    weights: dict[str, mx.array] = dict(tree_flatten(kind(cfg).parameters()))
+    return sum(w.size for w in weights.values())
 
 
 class Work(NamedTuple):
@@ -38,21 +58,25 @@ class Work(NamedTuple):
 
     @property
     def total(self) -> int:
+        """Both together."""
         return self.matrices + self.attention
 
 
 def count_step(cfg: TransformerConfig, text: int, image: int) -> Work:
     """One evaluation of the transformer for `text` and `image` tokens (references included)."""
-    s, blocks, weights = text + image, cfg.double_blocks + cfg.single_blocks, (4 + 3 * cfg.mlp_ratio) * cfg.d**2
+    s = text + image
+    blocks = cfg.double_blocks + cfg.single_blocks
+    weights = (4 + 3 * cfg.mlp_ratio) * cfg.d**2  # of a block, per token
     ends = text * cfg.d_text * cfg.d + 2 * image * cfg.d_latent * cfg.d
-    return Work(int(2 * (blocks * weights * s + ends)), 4 * blocks * s**2 * cfg.d)
+    return Work(matrices=int(2 * (blocks * weights * s + ends)), attention=4 * blocks * s**2 * cfg.d)
 
 
 def count_prompt(cfg: TextEncoderConfig) -> Work:
-    """The layers below the highest tap, for one padded prompt."""
-    weights = 2 * cfg.d * (cfg.heads + cfg.kv_heads) * cfg.hd + 3 * cfg.d * cfg.d_mlp
-    layers, m = max(cfg.taps), cfg.tokens
-    return Work(2 * layers * weights * m, 4 * layers * m**2 * cfg.heads * cfg.hd)
+    """The layers below the highest tap, for one prompt, padded to `cfg.max_length` tokens."""
+    weights = 2 * cfg.d * (cfg.heads + cfg.kv_heads) * cfg.hd + 3 * cfg.d * cfg.d_mlp  # of a layer
+    layers = max(cfg.out_layers)
+    m = cfg.max_length
+    return Work(matrices=2 * layers * weights * m, attention=4 * layers * m**2 * cfg.heads * cfg.hd)
 
 
 class MemoryPlan(NamedTuple):
@@ -73,7 +97,8 @@ class MemoryPlan(NamedTuple):
     @property
     def peak_bytes_all_loaded(self) -> int:
         """If all parts stay."""
-        return sum(self[:3]) + max(self[3:])
+        weights = self.text_encoder + self.transformer + self.autoencoder
+        return weights + max(self.encode, self.step, self.decode)
 
 
 def compute_dtype() -> mx.Dtype:
@@ -81,29 +106,58 @@ def compute_dtype() -> mx.Dtype:
     return mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
 
 
-def plan_memory(
-    cfg: TransformerConfig, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
-    bits: float | tuple[float, float] = 16, references: int = 0, b: int = 1, cpu: bool | None = None,
-    networks: tuple[type[nn.Module], type[nn.Module]] = (Transformer, Autoencoder), cached: bool = False,
-) -> MemoryPlan:  # fmt: skip
-    """What b pictures will take, predicted from the configs alone.
+# Fitted to `python -m benchmarks.picture` on a CPU, which measures every stage beside what is predicted here:
+ENCODE_NUMBERS = 56  # per token and channel: what the text encoder holds between two products
+STEP_NUMBERS = 72  # per token and channel: what the transformer holds between two products
+STRIP_BYTES = 5 * 2**24  # what the decoder's convolutions hold besides, strip by strip
+KEPT_BYTES = 2**29  # an upsampled picture of more than this is made twice rather than kept
 
-    bits: per weight, scales included; two numbers if the transformer and the text encoder differ. references: tokens
-    of the reference pictures. cpu: as MLX is set if not given. networks: of the first and the last config. cached:
-    whether each block's keys and values of the references stay from step to step.
+
+class HasWidth(Hashable, Protocol):
+    """What `plan_memory` asks of a transformer's config."""
+
+    @property
+    def d(self) -> int: ...
+
+
+def plan_memory(
+    configs: tuple[HasWidth, TextEncoderConfig, AutoencoderConfig],
+    *,
+    width: int,
+    height: int,
+    bits: float | tuple[float, float] = 16,
+    reference_tokens: int = 0,
+    b: int = 1,
+    cpu: bool | None = None,
+    networks: tuple[Callable[[Any], nn.Module], Callable[[Any], nn.Module]] = (Transformer, Autoencoder),
+    cached: bool = False,
+) -> MemoryPlan:
+    """The bytes that b pictures of width × height pixels will take, from the configs alone.
+
+    configs: of transformer, text encoder, autoencoder. bits: per weight, scales included; two numbers if transformer
+    and text encoder differ. reference_tokens: of all reference pictures of one picture. cpu: as MLX is set if not
+    given. networks: the classes of the first and the last config. cached: whether each block's keys and values of the
+    references stay from step to step.
     """
-    cpu = compute_dtype() == mx.float32 if cpu is None else cpu
-    of_transformer, of_text = bits if isinstance(bits, tuple) else (bits, bits)
-    text, tokens = b * text_cfg.tokens, b * (text_cfg.tokens + width * height // 256 + references)
-    size = 4 if cpu else 2  # bytes per number in flight; four in the decoder
-    kept = 2 * references * (cfg.double_blocks + cfg.single_blocks) if cached else 0  # numbers per channel
-    fine, next_level = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
-    widest = 2 * b * width * height * max(3 * fine, 2 * next_level)
+    cfg, text_cfg, vae_cfg = configs
+    if cpu is None:
+        cpu = compute_dtype() == mx.float32
+    transformer_bits, text_bits = bits if isinstance(bits, tuple) else (bits, bits)
+    number_bytes = 4 if cpu else 2  # in flight; 4 in the decoder
+    text_tokens = b * text_cfg.max_length
+    tokens = text_tokens + b * (width * height // 256 + reference_tokens)
+    encode_numbers = max(ENCODE_NUMBERS * text_tokens, 2 * text_cfg.d_mlp)  # at least a copy of the largest matrices
+    step_numbers = max(STEP_NUMBERS * tokens, 9 * cfg.d)
+    if cached and isinstance(cfg, TransformerConfig):
+        step_numbers += 2 * reference_tokens * (cfg.double_blocks + cfg.single_blocks)  # a key and a value
+    finest, next_level = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
+    pixel_bytes = 4 * b * width * height
+    kept = next_level if pixel_bytes * next_level <= KEPT_BYTES else 0
     return MemoryPlan(
-        text_encoder=int(count_parameters(TextEncoder, text_cfg) * of_text / 8),
-        transformer=int(count_parameters(networks[0], cfg) * of_transformer / 8),
+        text_encoder=int(count_parameters(TextEncoder, text_cfg) * text_bits / 8),
+        transformer=int(count_parameters(networks[0], cfg) * transformer_bits / 8),
         autoencoder=4 * count_parameters(networks[1], vae_cfg),
-        encode=size * text_cfg.d * max(56 * text, 2 * text_cfg.d_mlp),
-        step=size * cfg.d * (max(72 * tokens, 9 * cfg.d) + kept),
-        decode=2 * widest + 5 * STRIP if cpu else 6 * widest,
+        encode=number_bytes * text_cfg.d * encode_numbers,
+        step=number_bytes * cfg.d * step_numbers,
+        decode=2 * pixel_bytes * max(finest, kept) + STRIP_BYTES,  # two arrays: what goes into a block, and what comes
     )

@@ -9,16 +9,19 @@ import itertools
 import math
 import random
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from PIL import Image, ImageDraw
 
-COLOURS = {
+Colour = tuple[int, int, int]  # red, green, blue, 0 to 255
+COLOURS: dict[str, Colour] = {
     "red": (214, 48, 49), "orange": (240, 138, 36), "yellow": (250, 211, 60), "green": (60, 160, 82),
     "blue": (58, 96, 214), "purple": (134, 78, 190), "pink": (242, 140, 186), "white": (250, 250, 248),
     "black": (44, 44, 54),
 }  # fmt: skip
-BACKGROUNDS = {
+# A scene has a background or a sky and a ground; what it lacks is None, which is in none of these tables.
+BACKGROUNDS: dict[str | None, Colour] = {
     "white": (243, 242, 238), "yellow": (250, 238, 180), "pink": (250, 214, 226), "green": (200, 230, 200),
     "blue": (184, 212, 244), "purple": (214, 202, 238),
 }  # fmt: skip
@@ -26,19 +29,25 @@ SHAPES = ("circle", "square", "triangle", "star", "heart", "diamond")
 RELATIONS = {"above": "vertical", "below": "vertical", "left of": "horizontal", "right of": "horizontal"}
 CENTRES = {"centre": (0.5, 0.5), "top": (0.5, 0.27), "bottom": (0.5, 0.73), "left": (0.27, 0.5), "right": (0.73, 0.5)}
 PLACES = ("top", "bottom", "left", "right")  # where the lone shape of a scene with room for another stands
-SKIES = {"day": ((92, 172, 240), (214, 238, 252)), "sunset": ((126, 84, 164), (250, 176, 110)), "night": (
-    (20, 24, 62), (46, 56, 112))}  # fmt: skip
+SKIES: dict[str | None, tuple[Colour, Colour]] = {
+    "day": ((92, 172, 240), (214, 238, 252)),
+    "sunset": ((126, 84, 164), (250, 176, 110)),
+    "night": ((20, 24, 62), (46, 56, 112)),
+}
 STARS = ((0.07, 0.1), (0.4, 0.07), (0.52, 0.24), (0.62, 0.1), (0.93, 0.32), (0.09, 0.38), (0.44, 0.42))
-SUNS = {"day": "yellow sun", "sunset": "orange sun", "night": "white moon"}
-WHEN = {"day": "by day", "sunset": "at sunset", "night": "at night"}
-GROUNDS = {
+SUNS: dict[str | None, str] = {"day": "yellow sun", "sunset": "orange sun", "night": "white moon"}
+WHEN: dict[str | None, str] = {"day": "by day", "sunset": "at sunset", "night": "at night"}
+GROUNDS: dict[str | None, tuple[str, Colour, Colour]] = {
     "hills": ("green hills", (108, 190, 92), (84, 166, 78)),
     "desert": ("yellow dunes", (226, 190, 124), (208, 168, 100)),
     "snow": ("white snow", (244, 247, 252), (220, 230, 244)),
     "sea": ("a blue sea", (44, 116, 198), (32, 94, 172)),
 }
-LAND_THINGS = {"house": ("red", "blue", "purple", "yellow", "white"), "tree": ("green", "orange", "pink")}
-SEA_THINGS = {"boat": ("red", "yellow", "white", "green", "purple")}
+LAND_THINGS: dict[str, tuple[str, ...]] = {
+    "house": ("red", "blue", "purple", "yellow", "white"),
+    "tree": ("green", "orange", "pink"),
+}
+SEA_THINGS: dict[str, tuple[str, ...]] = {"boat": ("red", "yellow", "white", "green", "purple")}
 SIDES = ("left", "right")
 
 
@@ -71,7 +80,7 @@ def _other(place: str) -> str:
     return {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}[place]
 
 
-def _thing_colours(ground: str | None) -> dict[str, tuple[str, ...]]:
+def thing_colours(ground: str | None) -> dict[str, tuple[str, ...]]:
     """Which things can stand in a scene with this ground (None: paper shapes), in which colours."""
     if ground is None:
         return {kind: tuple(COLOURS) for kind in SHAPES}
@@ -80,7 +89,7 @@ def _thing_colours(ground: str | None) -> dict[str, tuple[str, ...]]:
 
 def _pick_thing(rng: random.Random, ground: str | None, place: str, unlike: Thing | None = None) -> Thing:
     """A random thing; two things of a scene never share their kind, so that an edit can name one of them by it."""
-    kinds = _thing_colours(ground)
+    kinds = thing_colours(ground)
     if unlike is not None and len(kinds) > 1:
         kinds = {kind: colours for kind, colours in kinds.items() if kind != unlike.kind}
     kind = rng.choice(list(kinds))
@@ -113,13 +122,14 @@ def sample(seed: int) -> Scene:
     )  # fmt: skip
 
 
-def _a(words: str) -> str:
+def with_article(words: str) -> str:
+    """The words behind "a" or "an"."""
     return f"{'an' if words.startswith('orange') else 'a'} {words}"
 
 
 def captions(scene: Scene) -> list[str]:
     """Every sentence of the grammar that describes the scene, from short to complete."""
-    a = [_a(f"{thing.colour} {thing.kind}") for thing in scene.things]
+    a = [with_article(f"{thing.colour} {thing.kind}") for thing in scene.things]
     if not scene.is_landscape:
         on = f"on a {scene.background} background"
         if len({(thing.kind, thing.colour) for thing in scene.things}) < len(a):
@@ -137,8 +147,9 @@ def captions(scene: Scene) -> list[str]:
         there, back = ("above", "below") if scene.things[0].place == "top" else ("left of", "right of")
         pairs = [f"{a[0]} {there} {a[1]}", f"{a[1]} {back} {a[0]}"]
         return pairs + [f"{p} {on}" for p in pairs]
-    ground, when = GROUNDS[scene.ground][0], WHEN[scene.sky]
-    sun = _a(SUNS[scene.sky])
+    ground = GROUNDS[scene.ground][0]
+    when = WHEN[scene.sky]
+    sun = with_article(SUNS[scene.sky])
     body = "moon" if scene.sky == "night" else "sun"
     side = f"with the {body} on the {scene.sun_side}"
     if not a:
@@ -192,29 +203,30 @@ def instruction(before: Scene, after: Scene) -> str | None:
     changed = [place for place in {**old, **new} if old.get(place) != new.get(place)]
     if len(changed) != 1:
         return None
-    was, now = old.get(changed[0]), new.get(changed[0])
-    if was is None:
-        return f"add {_a(f'{now.colour} {now.kind}')}"
+    was = old.get(changed[0])
+    now = new.get(changed[0])
     if now is None:
-        return f"remove the {was.kind}"
+        return None if was is None else f"remove the {was.kind}"
+    if was is None:
+        return f"add {with_article(f'{now.colour} {now.kind}')}"
     if was.kind == now.kind:
         return f"make the {was.kind} {now.colour}"
     if was.colour == now.colour:
-        return f"turn the {was.kind} into {_a(now.kind)}"
-    if was.colour in _thing_colours(before.ground)[now.kind]:
+        return f"turn the {was.kind} into {with_article(now.kind)}"
+    if was.colour in thing_colours(before.ground)[now.kind]:
         return None  # two changes: of the kind, and of a colour that it could have kept
-    return f"turn the {was.kind} into {_a(f'{now.colour} {now.kind}')}"
+    return f"turn the {was.kind} into {with_article(f'{now.colour} {now.kind}')}"
 
 
 def _other_colour(rng: random.Random, scene: Scene, thing: Thing) -> Thing:
-    colours = _thing_colours(scene.ground)[thing.kind]
+    colours = thing_colours(scene.ground)[thing.kind]
     return replace(thing, colour=rng.choice([c for c in colours if c not in (thing.colour, scene.background)]))
 
 
 def _other_kind(rng: random.Random, scene: Scene, thing: Thing, kinds: set[str]) -> Thing:
     """One of these kinds in the thing's place, and in its colour where there are such things."""
     kind = rng.choice(sorted(kinds))
-    colours = _thing_colours(scene.ground)[kind]
+    colours = thing_colours(scene.ground)[kind]
     return Thing(kind, thing.colour if thing.colour in colours else rng.choice(colours), thing.place)
 
 
@@ -249,21 +261,21 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
             if how == "together":
                 return (scene, replace(scene, things=(new,))), "put both together", after
         else:
-            others = set(_thing_colours(scene.ground)) - {t.kind for t in scene.things}
-            if how == "remove":
-                instead = ()
-            elif how == "swap" and others:
+            others = set(thing_colours(scene.ground)) - {t.kind for t in scene.things}
+            instead: tuple[Thing, ...] = ()
+            if how == "swap" and others:
                 instead = (_other_kind(rng, scene, thing, others),)
-            else:
+            elif how != "remove":
                 instead = (_other_colour(rng, scene, thing),)
             after = replace(scene, things=scene.things[:i] + instead + scene.things[i + 1 :])
-    return (scene,), instruction(scene, after), after
+    return (scene,), str(instruction(scene, after)), after  # always one change, which a sentence names
 
 
 def sample_row(seed: int) -> Scene:
     """Two or three shapes side by side; one time in two they are all the same, which a plural can name."""
     rng = random.Random(seed ^ 0x50EED)
-    jitter, count = rng.randrange(1 << 30), rng.choice((2, 3, 3, 3))
+    jitter = rng.randrange(1 << 30)
+    count = rng.choice((2, 3, 3, 3))
     background = rng.choice(list(BACKGROUNDS))
     colours = [colour for colour in COLOURS if colour != background]  # white on white would not be seen
     if count == 2 or rng.random() < 0.4:
@@ -279,7 +291,8 @@ def sample_row(seed: int) -> Scene:
 def sample_one(seed: int) -> Scene:
     """A single shape, more often than not in the middle, where it is largest: `sample` has few of these."""
     rng = random.Random(seed ^ 0x1EED)
-    jitter, background = rng.randrange(1 << 30), rng.choice(list(BACKGROUNDS))
+    jitter = rng.randrange(1 << 30)
+    background = rng.choice(list(BACKGROUNDS))
     colour = rng.choice([colour for colour in COLOURS if (colour, background) != ("white", "white")])
     place = "centre" if rng.random() < 0.7 else rng.choice(PLACES)
     return Scene((Thing(rng.choice(SHAPES), colour, place),), background=background, jitter=jitter)
@@ -292,7 +305,7 @@ def relatives(seed: int) -> list[Scene]:
     """
     rng = random.Random(seed ^ 0xFA311)
     scene = next(s for s in iter(lambda: sample(rng.randrange(1 << 30)), None) if len(s.things) == 2)
-    free = set(_thing_colours(scene.ground)) - {thing.kind for thing in scene.things}
+    free = set(thing_colours(scene.ground)) - {thing.kind for thing in scene.things}
     forms = [[thing, _other_colour(rng, scene, thing)] for thing in scene.things]
     for row in (*forms, *forms):
         if free:
@@ -308,7 +321,7 @@ def relatives(seed: int) -> list[Scene]:
 OVERSAMPLE = 3
 
 
-def _polygon(kind: str, x: float, y: float, r: float) -> list[tuple[float, float]]:
+def shape_corners(kind: str, x: float, y: float, r: float) -> list[tuple[float, float]]:
     """Corners of a shape of radius r around (x, y)."""
     if kind == "square":
         return [(x + sx * r * 0.86, y + sy * r * 0.86) for sx, sy in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
@@ -327,7 +340,15 @@ def _polygon(kind: str, x: float, y: float, r: float) -> list[tuple[float, float
     return [(x + r * math.cos(2 * math.pi * i / 60), y + r * math.sin(2 * math.pi * i / 60)) for i in range(60)]
 
 
-class _Canvas:
+class Still:
+    """Stands in for a random generator where nothing shall move."""
+
+    @staticmethod
+    def uniform(low: float, high: float) -> float:
+        return (low + high) / 2
+
+
+class Canvas:
     """ImageDraw with fractions of the side in place of pixels."""
 
     def __init__(self, size: int):
@@ -335,71 +356,81 @@ class _Canvas:
         self.image = Image.new("RGB", (self.side, self.side))
         self.draw = ImageDraw.Draw(self.image)
 
-    def polygon(self, points, colour) -> None:
+    def polygon(self, points: list[tuple[float, float]], colour: Colour) -> None:
         self.draw.polygon([(px * self.side, py * self.side) for px, py in points], fill=colour)
 
-    def box(self, x0, y0, x1, y1, colour) -> None:
+    def box(self, x0: float, y0: float, x1: float, y1: float, colour: Colour) -> None:
         self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], colour)
 
-    def disc(self, x, y, r, colour) -> None:
-        self.polygon(_polygon("circle", x, y, r), colour)
+    def disc(self, x: float, y: float, r: float, colour: Colour) -> None:
+        self.polygon(shape_corners("circle", x, y, r), colour)
 
 
-def _mix(a, b, share: float) -> tuple[int, ...]:
-    return tuple(round(p + (q - p) * share) for p, q in zip(a, b))
+def mix_colours(a: Colour, b: Colour, share: float) -> Colour:
+    """Red, green and blue of `a` with this share of `b` in it."""
+    red, green, blue = (round(p + (q - p) * share) for p, q in zip(a, b))
+    return red, green, blue
 
 
-def _draw_shapes(canvas: _Canvas, scene: Scene, rng: random.Random) -> None:
+def _draw_shapes(canvas: Canvas, scene: Scene, rng: random.Random | Still) -> None:
     ground = BACKGROUNDS[scene.background]
     canvas.box(0, 0, 1, 1, ground)
-    centres, large = CENTRES, 0.19
+    centres = CENTRES
+    large = 0.19
     if len(scene.things) == 3:  # a row
-        centres, large = CENTRES | {"left": (0.2, 0.5), "right": (0.8, 0.5)}, 0.115
+        centres = CENTRES | {"left": (0.2, 0.5), "right": (0.8, 0.5)}
+        large = 0.115
     for thing in scene.things:
         x, y = (c + rng.uniform(-0.025, 0.025) for c in centres[thing.place])
         r = (0.3 if scene.things == (thing,) and thing.place == "centre" else large) * rng.uniform(0.94, 1.06)
-        canvas.polygon(_polygon(thing.kind, x + 0.02, y + 0.025, r), _mix(ground, (60, 60, 80), 0.3))  # the shadow
-        canvas.polygon(_polygon(thing.kind, x, y, r), COLOURS[thing.colour])
+        canvas.polygon(
+            shape_corners(thing.kind, x + 0.02, y + 0.025, r), mix_colours(ground, (60, 60, 80), 0.3)
+        )  # the shadow
+        canvas.polygon(shape_corners(thing.kind, x, y, r), COLOURS[thing.colour])
 
 
-def _draw_house(canvas: _Canvas, x, y, colour, dim) -> None:
+def _draw_house(canvas: Canvas, x: float, y: float, colour: Colour, dim: Callable[[Colour], Colour]) -> None:
     canvas.box(x - 0.13, y - 0.2, x + 0.13, y, dim(colour))
     canvas.polygon([(x - 0.17, y - 0.2), (x, y - 0.36), (x + 0.17, y - 0.2)], dim((122, 74, 60)))
     canvas.box(x - 0.08, y - 0.13, x - 0.01, y, dim((92, 58, 48)))
     canvas.box(x + 0.03, y - 0.15, x + 0.09, y - 0.09, (255, 232, 140))  # the window stays lit at night
 
 
-def _draw_tree(canvas: _Canvas, x, y, colour, dim) -> None:
+def _draw_tree(canvas: Canvas, x: float, y: float, colour: Colour, dim: Callable[[Colour], Colour]) -> None:
     canvas.box(x - 0.025, y - 0.16, x + 0.025, y, dim((112, 76, 54)))
     for dx, dy, r in ((-0.06, -0.2, 0.085), (0.06, -0.2, 0.085), (0, -0.29, 0.1)):
         canvas.disc(x + dx, y + dy, r, dim(colour))
 
 
-def _draw_boat(canvas: _Canvas, x, y, colour, dim) -> None:
+def _draw_boat(canvas: Canvas, x: float, y: float, colour: Colour, dim: Callable[[Colour], Colour]) -> None:
     canvas.polygon([(x - 0.18, y - 0.1), (x + 0.18, y - 0.1), (x + 0.11, y), (x - 0.11, y)], dim(colour))
     canvas.box(x - 0.012, y - 0.4, x + 0.012, y - 0.1, dim((92, 66, 52)))
     canvas.polygon([(x + 0.025, y - 0.38), (x + 0.16, y - 0.14), (x + 0.025, y - 0.14)], dim((250, 250, 246)))
 
 
-def _draw_landscape(canvas: _Canvas, scene: Scene, rng: random.Random) -> None:
+def _draw_landscape(canvas: Canvas, scene: Scene, rng: random.Random | Still) -> None:
     top, bottom = SKIES[scene.sky]
-    horizon, strips = 0.62, 48
+    horizon = 0.62
+    strips = 48
     for i in range(strips):
-        canvas.box(0, horizon * i / strips, 1, horizon * (i + 1) / strips + 0.01, _mix(top, bottom, i / (strips - 1)))
-    dim = (lambda c: _mix(c, (24, 28, 66), 0.55)) if scene.sky == "night" else (lambda c: c)
+        canvas.box(
+            0, horizon * i / strips, 1, horizon * (i + 1) / strips + 0.01, mix_colours(top, bottom, i / (strips - 1))
+        )
+    dim = (lambda c: mix_colours(c, (24, 28, 66), 0.55)) if scene.sky == "night" else (lambda c: c)
     x = (0.24 if scene.sun_side == "left" else 0.76) + rng.uniform(-0.03, 0.03)
     y = 0.19 + rng.uniform(-0.02, 0.02)
     if scene.sky == "night":
         for sx, sy in STARS:
             canvas.disc(sx, sy, 0.011, (236, 238, 250))
         canvas.disc(x, y, 0.1, (248, 246, 226))
-        canvas.disc(x + 0.045, y - 0.02, 0.085, _mix(top, bottom, 0.25))
+        canvas.disc(x + 0.045, y - 0.02, 0.085, mix_colours(top, bottom, 0.25))
     else:
         disc = (255, 222, 74) if scene.sky == "day" else (255, 122, 60)
-        canvas.disc(x, y, 0.13, _mix(disc, _mix(top, bottom, 0.3), 0.55))
+        canvas.disc(x, y, 0.13, mix_colours(disc, mix_colours(top, bottom, 0.3), 0.55))
         canvas.disc(x, y, 0.1, disc)
     _, near, far = GROUNDS[scene.ground]
-    near, far = dim(near), dim(far)
+    near = dim(near)
+    far = dim(far)
     if scene.ground == "sea":
         canvas.box(0, horizon, 1, 1, far)
         canvas.box(0, horizon + 0.16, 1, 1, near)
@@ -415,16 +446,9 @@ def _draw_landscape(canvas: _Canvas, scene: Scene, rng: random.Random) -> None:
         draw[thing.kind](canvas, x, y, COLOURS[thing.colour], dim)
 
 
-class _Still:
-    """Stands in for a random generator where nothing shall move."""
-
-    @staticmethod
-    def uniform(low: float, high: float) -> float:
-        return (low + high) / 2
-
-
 def draw(scene: Scene, size: int = 96) -> Image.Image:
     """The scene as an RGB picture of size × size pixels."""
-    canvas, rng = _Canvas(size), _Still() if scene.jitter is None else random.Random(scene.jitter)
+    canvas = Canvas(size)
+    rng = Still() if scene.jitter is None else random.Random(scene.jitter)
     (_draw_landscape if scene.is_landscape else _draw_shapes)(canvas, scene, rng)
     return canvas.image.resize((size, size), Image.Resampling.BOX)

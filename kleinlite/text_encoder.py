@@ -3,7 +3,13 @@
 We rebuild Qwen3, a language model, and stack the outputs of three of its middle layers for every word of the
 prompt.
 
-Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal eda5ac24)
+Letters: b prompts, m tokens of a prompt, d width, nh heads, hd channels of a head.
+
+Sources: Qwen3: Yang et al. 2025, arXiv 2505.09388. Grouped queries: Ainslie et al. 2023, arXiv 2305.13245. SwiGLU:
+Shazeer 2020, arXiv 2002.05202. RMSNorm: Zhang and Sennrich 2019, arXiv 1910.07467. The template and the three
+layers: diffusers' Flux2KleinPipeline.
+
+Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 1002b7f3)
 """
 
 from dataclasses import dataclass
@@ -12,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from tokenizers import Tokenizer
 
-from .cpu import attention, silu
+from .errors import UserError
 
 __all__ = [
     "PAD",
@@ -33,19 +39,25 @@ TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</
 
 
 def tokenize(tokenizer: Tokenizer, prompts: list[str], length: int) -> tuple[mx.array, mx.array]:
-    """Prompts in the chat template, padded on the right: ids (b, length) and mask (b, length), True for real tokens."""
-    pad, rows = tokenizer.token_to_id(PAD), []
+    """Prompts in the chat template, padded on the right: ids (b, length) and mask (b, length), True for real tokens.
+
+    Raises UserError for a prompt that is too long.
+    """
+    pad = tokenizer.token_to_id(PAD)
+    ids: list[list[int | None]] = []
+    mask: list[list[bool]] = []
     for prompt in prompts:
-        ids = tokenizer.encode(TEMPLATE.format(prompt)).ids
-        if len(ids) > length:
-            raise ValueError(
-                f"The prompt has {len(ids)} tokens and this model reads {length} (12 of them are the chat template): "
-                f"shorten {prompt[:40]!r}… by about {len(ids) - length} tokens."
+        row = tokenizer.encode(TEMPLATE.format(prompt)).ids
+        missing = length - len(row)
+        if missing < 0:
+            template = len(tokenizer.encode(TEMPLATE.format("")).ids)
+            raise UserError(
+                f"The prompt has {len(row)} tokens and this model reads {length} ({template} of them are the chat "
+                f"template): shorten {prompt[:40]!r}… by about {-missing} tokens."
             )
-        rows.append(ids)
-    ids = mx.array([row + [pad] * (length - len(row)) for row in rows])
-    mask = mx.array([[True] * len(row) + [False] * (length - len(row)) for row in rows])
-    return ids, mask
+        ids.append([*row, *[pad] * missing])
+        mask.append([True] * len(row) + [False] * missing)
+    return mx.array(ids), mx.array(mask)
 
 
 @dataclass(frozen=True)
@@ -62,12 +74,12 @@ class TextEncoderConfig:
     theta: float = 1e6
     eps: float = 1e-6
     tied: bool = True  # the language-model head is the embedding table; False for Qwen3-8B
-    taps: tuple[int, ...] = (9, 18, 27)  # layers whose outputs become features
-    tokens: int = 512  # every prompt is padded to this
+    out_layers: tuple[int, ...] = (9, 18, 27)  # layers whose outputs become features
+    max_length: int = 512  # tokens; every prompt is padded to this
 
     @classmethod
     def tiny(cls) -> "TextEncoderConfig":
-        return cls(vocab=97, d=24, d_mlp=40, layers=4, heads=4, kv_heads=2, hd=8, taps=(1, 2, 3), tokens=32)
+        return cls(vocab=97, d=24, d_mlp=40, layers=4, heads=4, kv_heads=2, hd=8, out_layers=(1, 2, 3), max_length=32)
 
 
 class RMSNorm(nn.Module):
@@ -75,7 +87,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, d: int, eps: float):
         super().__init__()
-        self.weight, self._eps = mx.ones((d,)), eps
+        self.weight = mx.ones((d,))
+        self._eps = eps
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.fast.rms_norm(x, self.weight, self._eps)
@@ -92,12 +105,16 @@ class Attention(nn.Module):
 
     def __init__(self, cfg: TextEncoderConfig):
         super().__init__()
-        self._heads, self._kv_heads, self._hd, self._theta = cfg.heads, cfg.kv_heads, cfg.hd, cfg.theta
+        self._heads = cfg.heads
+        self._kv_heads = cfg.kv_heads
+        self._hd = cfg.hd
+        self._theta = cfg.theta
         self.q_proj = nn.Linear(cfg.d, cfg.heads * cfg.hd, bias=False)
         self.k_proj = nn.Linear(cfg.d, cfg.kv_heads * cfg.hd, bias=False)
         self.v_proj = nn.Linear(cfg.d, cfg.kv_heads * cfg.hd, bias=False)
         self.o_proj = nn.Linear(cfg.heads * cfg.hd, cfg.d, bias=False)
-        self.q_norm, self.k_norm = RMSNorm(cfg.hd, cfg.eps), RMSNorm(cfg.hd, cfg.eps)
+        self.q_norm = RMSNorm(cfg.hd, cfg.eps)
+        self.k_norm = RMSNorm(cfg.hd, cfg.eps)
 
     def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
         b, m, _ = x.shape
@@ -106,7 +123,7 @@ class Attention(nn.Module):
         q = rope(self.q_norm(split(self.q_proj(x), self._heads)))
         k = rope(self.k_norm(split(self.k_proj(x), self._kv_heads)))
         v = split(self.v_proj(x), self._kv_heads)
-        y = attention(q, k, v, scale=self._hd**-0.5, mask=mask)  # (b, nh, m, hd)
+        y = mx.fast.scaled_dot_product_attention(q, k, v, scale=self._hd**-0.5, mask=mask)  # (b, nh, m, hd)
         return self.o_proj(y.transpose(0, 2, 1, 3).reshape(b, m, -1))
 
 
@@ -120,7 +137,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(d_mlp, d, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -128,7 +145,8 @@ class Layer(nn.Module):
 
     def __init__(self, cfg: TextEncoderConfig):
         super().__init__()
-        self.self_attn, self.mlp = Attention(cfg), MLP(cfg.d, cfg.d_mlp)
+        self.self_attn = Attention(cfg)
+        self.mlp = MLP(cfg.d, cfg.d_mlp)
         self.input_layernorm = RMSNorm(cfg.d, cfg.eps)
         self.post_attention_layernorm = RMSNorm(cfg.d, cfg.eps)
 
@@ -142,7 +160,7 @@ class TextEncoder(nn.Module):
 
     def __init__(self, cfg: TextEncoderConfig):
         super().__init__()
-        self._cfg = cfg
+        self.cfg = cfg
         self.embed_tokens = nn.Embedding(cfg.vocab, cfg.d)
         self.layers = [Layer(cfg) for _ in range(cfg.layers)]
         self.norm = RMSNorm(cfg.d, cfg.eps)
@@ -151,18 +169,19 @@ class TextEncoder(nn.Module):
 
     def hidden_states(self, ids: mx.array, mask: mx.array, last: int) -> list[mx.array]:
         """The residual stream after 0 (the embedding), 1, …, `last` layers: last + 1 arrays (b, m, d)."""
-        look, states = attention_mask(mask), [self.embed_tokens(ids)]
+        look = attention_mask(mask)
+        states = [self.embed_tokens(ids)]
         for layer in self.layers[:last]:
             states.append(layer(states[-1], look))
         return states
 
     def __call__(self, ids: mx.array, mask: mx.array) -> mx.array:
         """Features (b, m, 3·d): the three tapped states side by side. Nothing above the highest tap is computed."""
-        states = self.hidden_states(ids, mask, max(self._cfg.taps))
-        return mx.concatenate([states[k] for k in self._cfg.taps], axis=-1)
+        states = self.hidden_states(ids, mask, max(self.cfg.out_layers))
+        return mx.concatenate([states[k] for k in self.cfg.out_layers], axis=-1)
 
 
 def next_token_logits(encoder: TextEncoder, ids: mx.array, mask: mx.array) -> mx.array:
     """Scores for the next token, (b, m, vocab): how Qwen3 was trained, not how klein uses it."""
     x = encoder.norm(encoder.hidden_states(ids, mask, len(encoder.layers))[-1])
-    return encoder.embed_tokens.as_linear(x) if encoder._cfg.tied else encoder.lm_head(x)
+    return encoder.embed_tokens.as_linear(x) if encoder.cfg.tied else encoder.lm_head(x)

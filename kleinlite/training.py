@@ -3,11 +3,20 @@
 We train networks to know the way from noise to pictures: in the plane, in a minute's live training, and in the
 recipe that made klein-nano.
 
-Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 82c95b4f)
+Letters: b pictures, n picture tokens of 128 channels, r reference tokens, m text tokens, f features of a text
+token, t noise level from 0 (picture) to 1 (noise), eps noise.
+
+Sources: rectified flow: Liu et al. 2022, arXiv 2209.03003; flow matching: Lipman et al. 2022, arXiv 2210.02747;
+shifted times: Esser et al. 2024, arXiv 2403.03206; Muon: Jordan et al. 2024, kellerjordan.github.io/posts/muon;
+AdamW: Loshchilov and Hutter 2017, arXiv 1711.05101; the autoencoder's loss: Kingma and Welling 2013, arXiv
+1312.6114.
+
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 4c9b2247)
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,13 +24,18 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
 from .autoencoder import Autoencoder
-from .position_ids import image_ids, reference_ids, text_ids
+from .position_ids import Rope, image_ids, reference_ids, text_ids
+from .sampling import noised, shift_time
 from .text_encoder import TextEncoder, next_token_logits
 from .transformer import Transformer
 
 __all__ = [
     "shifted_times",
     "flow_ids",
+    "Batch",
+    "encode_batch",
+    "join_references",
+    "velocity_loss",
     "flow_loss",
     "initialize",
     "learning_rate",
@@ -34,31 +48,73 @@ __all__ = [
 
 def shifted_times(key: mx.array, b: int, shift: float = 6.0) -> mx.array:
     """Noise levels to train at, (b,): uniform, then pushed towards 1, where few-step sampling spends its steps."""
-    u = mx.random.uniform(shape=(b,), key=key)
-    return shift * u / (1 + (shift - 1) * u)
+    return shift_time(mx.random.uniform(shape=(b,), key=key), shift)
 
 
 def flow_ids(grid: tuple[int, int], references: mx.array) -> mx.array:
-    """Coordinates of the picture's tokens and of the equally large references in `references` (b, r, 128)."""
+    """Coordinates (n + r, 4) of the picture's tokens and of references (b, r, 128), each as large as the picture."""
     count = references.shape[1] // (grid[0] * grid[1])
     ids = image_ids(*grid)
     return mx.concatenate([ids, reference_ids([grid] * count)]) if count else ids
 
 
-def flow_loss(
-    model: Transformer, text_encoder: TextEncoder, grid: tuple[int, int],
-    clean: mx.array, references: mx.array, ids: mx.array, mask: mx.array, key: mx.array,
-    shift: float = 6.0,
-) -> mx.array:  # fmt: skip
-    """Rectified flow: at x = (1 − t)·clean + t·noise the velocity to learn is noise − clean. References stay clean."""
-    k_noise, k_time = mx.random.split(key)
-    b, n, _ = clean.shape
-    t, eps = shifted_times(k_time, b, shift), mx.random.normal(clean.shape, key=k_noise)
-    x = (1 - t[:, None, None]) * clean + t[:, None, None] * eps
+class Batch(NamedTuple):
+    """What a flow learns from: pictures, what they are drawn from, and where every token stands."""
+
+    clean: mx.array  # latents (b, n, 128)
+    txt: mx.array  # features of the prompts, (b, m, f)
+    rope: Rope  # from `Transformer.rope`: of text, picture and references
+    references: mx.array | None = None  # latents (b, r, 128)
+
+
+def encode_batch(
+    transformer: Transformer,
+    text_encoder: TextEncoder,
+    grid: tuple[int, int],
+    clean: mx.array,
+    references: mx.array,
+    ids: mx.array,
+    mask: mx.array,
+) -> Batch:
+    """Latents clean (b, n, 128) and references (b, r, 128), tokens ids and mask (b, m) → a batch.
+
+    The text encoder does not learn: no gradient goes through its features.
+    """
     txt = mx.stop_gradient(text_encoder(ids, mask))
-    img = mx.concatenate([x, references], axis=1)
-    v = model(img, txt, t, flow_ids(grid, references), text_ids(ids.shape[1]))[:, :n]
-    return ((v - (eps - clean)) ** 2).mean()
+    rope = transformer.rope(flow_ids(grid, references), text_ids(ids.shape[1]))
+    return Batch(clean, txt, rope, references)
+
+
+def join_references(x: mx.array, references: mx.array | None) -> mx.array:
+    """Latents with the references behind them: (b, n, 128) and (b, r, 128) → (b, n + r, 128)"""
+    return x if references is None else mx.concatenate([x, references], axis=1)
+
+
+def velocity_loss(
+    transformer: Transformer,
+    clean: mx.array,
+    txt: mx.array,
+    t: mx.array,
+    eps: mx.array,
+    rope: Rope,
+    references: mx.array | None = None,
+) -> mx.array:
+    """Mean squared error of the velocity at x = (1 − t)·clean + t·eps, where eps − clean is right.
+
+    clean, eps (b, n, 128), txt (b, m, f), t (b,), references (b, r, 128): they stay clean and are not judged.
+    Rectified flow, Liu et al. 2022.
+    """
+    x = noised(clean, eps, t).astype(clean.dtype)
+    velocity = transformer(join_references(x, references), txt, t, rope=rope)[:, : clean.shape[1]]
+    return ((velocity - (eps - clean)).astype(mx.float32) ** 2).mean()
+
+
+def flow_loss(transformer: Transformer, batch: Batch, key: mx.array, shift: float = 6.0) -> mx.array:
+    """`velocity_loss` at random noise levels and with random noise, both drawn from `key`."""
+    k_noise, k_time = mx.random.split(key)
+    t = shifted_times(k_time, len(batch.clean), shift)
+    eps = mx.random.normal(batch.clean.shape, key=k_noise)
+    return velocity_loss(transformer, batch.clean, batch.txt, t, eps, batch.rope, batch.references)
 
 
 def initialize(model: nn.Module, key: mx.array, damp: tuple[str, ...] = (), damping: float = 0.1) -> None:
@@ -66,21 +122,25 @@ def initialize(model: nn.Module, key: mx.array, damp: tuple[str, ...] = (), damp
 
     Damped last matrices of residual branches let a fresh network begin close to the identity.
     """
+    damped = tuple(f"{name}.weight" for name in damp)
+    parameters: dict[str, mx.array] = dict(tree_flatten(model.trainable_parameters()))
     weights = []
-    for name, w in tree_flatten(model.trainable_parameters()):
+    for name, w in parameters.items():
         if w.ndim >= 2:
-            key, sub = mx.random.split(key)
-            scale = damping if name.endswith(tuple(f"{d}.weight" for d in damp)) else 1.0
-            weights.append((name, scale * math.prod(w.shape[1:]) ** -0.5 * mx.random.normal(w.shape, key=sub)))
+            key, subkey = mx.random.split(key)
+            scale = damping if name.endswith(damped) else 1.0
+            inputs = math.prod(w.shape[1:])
+            weights.append((name, scale * inputs**-0.5 * mx.random.normal(w.shape, key=subkey)))
         elif name.endswith("bias"):
             weights.append((name, mx.zeros_like(w)))
     model.update(tree_unflatten(weights))
 
 
 def learning_rate(peak: float, steps: int, warmup: int = 100) -> Callable[[mx.array], mx.array]:
-    """A short linear rise, then half a cosine down to a hundredth of the peak at `steps`."""
-    down = optim.cosine_decay(peak, max(steps - warmup, 1), peak / 100)
-    return optim.join_schedules([optim.linear_schedule(peak / 100, peak, warmup), down], [warmup])
+    """A linear rise over `warmup` steps, then half a cosine down to a hundredth of the peak at `steps`."""
+    rise = optim.linear_schedule(peak / 100, peak, warmup)
+    fall = optim.cosine_decay(peak, max(steps - warmup, 1), peak / 100)
+    return optim.join_schedules([rise, fall], [warmup])
 
 
 def flow_optimizer(steps: int, rate: float = 1.0) -> optim.Optimizer:

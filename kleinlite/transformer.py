@@ -3,17 +3,24 @@
 We build the network that reads a noisy picture and a prompt and answers with a velocity: the direction away from
 the picture.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal b4504ef6)
+Letters: b pictures, n picture tokens, m text tokens, s = m + n, d width, nh heads, hd channels of a head, d_mlp
+width inside the MLP.
+
+Sources: adaLN: Peebles and Xie 2022 (DiT), arXiv 2212.09748. Two streams, one attention: Esser et al. 2024 (MMDiT),
+arXiv 2403.03206. Norms on queries and keys, attention beside MLP: Dehghani et al. 2023 (ViT-22B), arXiv 2302.05442.
+SwiGLU: Shazeer 2020, arXiv 2002.05202. Shapes and constants: diffusers' Flux2Transformer2DModel.
+
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 154e467a)
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from .cpu import attention, silu
-from .position_ids import apply_rope, rope_table
+from .position_ids import Rope, apply_rope, rope_table
 
 __all__ = [
     "TransformerConfig",
@@ -22,19 +29,19 @@ __all__ = [
     "TimeEmbedding",
     "Modulation",
     "modulate",
-    "Scale",
+    "HeadRMSNorm",
     "QKNorm",
     "split_heads",
     "join_heads",
+    "AttentionFn",
     "roped_attention",
     "SwiGLU",
     "mlp",
-    "chain",
+    "sequential",
     "StreamAttention",
     "DoubleBlock",
     "SingleBlock",
     "FinalLayer",
-    "predict_velocity",
     "Transformer",
 ]
 
@@ -53,9 +60,20 @@ class TransformerConfig:
     theta: float = 2000.0
     d_time: int = 256
 
-    hd = property(lambda self: sum(self.axes))
-    d = property(lambda self: self.heads * self.hd)
-    d_mlp = property(lambda self: int(self.d * self.mlp_ratio))
+    @property
+    def hd(self) -> int:
+        """Channels of a head."""
+        return sum(self.axes)
+
+    @property
+    def d(self) -> int:
+        """Channels of a token."""
+        return self.heads * self.hd
+
+    @property
+    def d_mlp(self) -> int:
+        """Channels inside the MLP."""
+        return int(self.d * self.mlp_ratio)
 
     @classmethod
     def tiny(cls) -> "TransformerConfig":
@@ -79,10 +97,11 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, dim: int, d: int):
         super().__init__()
-        self.in_layer, self.out_layer = linear(dim, d), linear(d, d)
+        self.in_layer = linear(dim, d)
+        self.out_layer = linear(d, d)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.out_layer(silu(self.in_layer(x)))
+        return self.out_layer(nn.silu(self.in_layer(x)))
 
 
 class Modulation(nn.Module):
@@ -90,10 +109,11 @@ class Modulation(nn.Module):
 
     def __init__(self, d: int, count: int):
         super().__init__()
-        self.lin, self._count = linear(d, count * d), count
+        self.lin = linear(d, count * d)
+        self._count = count
 
     def __call__(self, vec: mx.array) -> list[mx.array]:
-        return mx.split(self.lin(silu(vec))[:, None], self._count, axis=-1)
+        return list(mx.split(self.lin(nn.silu(vec))[:, None], self._count, axis=-1))
 
 
 def modulate(x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
@@ -101,7 +121,7 @@ def modulate(x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
     return (1 + scale) * mx.fast.layer_norm(x, None, None, 1e-6) + shift
 
 
-class Scale(nn.Module):
+class HeadRMSNorm(nn.Module):
     """RMSNorm over the channels of one head (eps 1e-6). (b, nh, s, hd) → same"""
 
     def __init__(self, hd: int):
@@ -117,7 +137,8 @@ class QKNorm(nn.Module):
 
     def __init__(self, hd: int):
         super().__init__()
-        self.query_norm, self.key_norm = Scale(hd), Scale(hd)
+        self.query_norm = HeadRMSNorm(hd)
+        self.key_norm = HeadRMSNorm(hd)
 
     def __call__(self, q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
         return self.query_norm(q), self.key_norm(k)
@@ -136,18 +157,22 @@ def join_heads(x: mx.array) -> mx.array:
     return x.transpose(0, 2, 1, 3).reshape(b, s, nh * hd)
 
 
-def roped_attention(q: mx.array, k: mx.array, v: mx.array, rope: tuple[mx.array, mx.array]) -> mx.array:
+AttentionFn = Callable[[mx.array, mx.array, mx.array, Rope], mx.array]  # queries, keys, values, table → (b, s, d)
+
+
+def roped_attention(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
     """Every token attends to every token, queries and keys rotated by position. (b, nh, s, hd) → (b, s, d)"""
-    q, k = apply_rope(q, rope), apply_rope(k, rope)
-    return join_heads(attention(q, k, v, scale=q.shape[-1] ** -0.5))
+    q = apply_rope(q, rope)
+    k = apply_rope(k, rope)
+    return join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5))
 
 
 class SwiGLU(nn.Module):
-    """silu(first half)·second half. (b, s, 2·d_mlp) → (b, s, d_mlp)"""
+    """silu(first half)·second half; Shazeer 2020, arXiv 2002.05202. (b, s, 2·d_mlp) → (b, s, d_mlp)"""
 
     def __call__(self, x: mx.array) -> mx.array:
         gate, up = mx.split(x, 2, axis=-1)
-        return silu(gate) * up
+        return nn.silu(gate) * up
 
 
 def mlp(d: int, d_mlp: int) -> list[nn.Module]:
@@ -155,7 +180,7 @@ def mlp(d: int, d_mlp: int) -> list[nn.Module]:
     return [linear(d, 2 * d_mlp), SwiGLU(), linear(d_mlp, d)]
 
 
-def chain(layers: list[nn.Module], x: mx.array) -> mx.array:
+def sequential(layers: list[nn.Module], x: mx.array) -> mx.array:
     """Apply one layer after another."""
     for layer in layers:
         x = layer(x)
@@ -167,7 +192,9 @@ class StreamAttention(nn.Module):
 
     def __init__(self, d: int, nh: int):
         super().__init__()
-        self.qkv, self.norm, self.proj = linear(d, 3 * d), QKNorm(d // nh), linear(d, d)
+        self.qkv = linear(d, 3 * d)
+        self.norm = QKNorm(d // nh)
+        self.proj = linear(d, d)
         self._nh = nh
 
     def heads(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -181,21 +208,31 @@ class DoubleBlock(nn.Module):
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
-        self.img_attn, self.img_mlp = StreamAttention(cfg.d, cfg.heads), mlp(cfg.d, cfg.d_mlp)
-        self.txt_attn, self.txt_mlp = StreamAttention(cfg.d, cfg.heads), mlp(cfg.d, cfg.d_mlp)
+        self.img_attn = StreamAttention(cfg.d, cfg.heads)
+        self.img_mlp = mlp(cfg.d, cfg.d_mlp)
+        self.txt_attn = StreamAttention(cfg.d, cfg.heads)
+        self.txt_mlp = mlp(cfg.d, cfg.d_mlp)
 
-    def __call__(self, img, txt, img_mod, txt_mod, rope, attend=None) -> tuple[mx.array, mx.array]:
+    def __call__(
+        self,
+        img: mx.array,
+        txt: mx.array,
+        img_mod: list[mx.array],
+        txt_mod: list[mx.array],
+        rope: Rope,
+        attention_fn: AttentionFn | None = None,
+    ) -> tuple[mx.array, mx.array]:
         i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = img_mod
         t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = txt_mod
         m = txt.shape[1]
         img_qkv = self.img_attn.heads(modulate(img, i_shift1, i_scale1))
         txt_qkv = self.txt_attn.heads(modulate(txt, t_shift1, t_scale1))
-        joint = [mx.concatenate([t, i], axis=2) for t, i in zip(txt_qkv, img_qkv)]  # text first: (b, nh, m + n, hd)
-        y = (attend or roped_attention)(*joint, rope)  # (b, m + n, d)
+        q, k, v = (mx.concatenate([t, i], axis=2) for t, i in zip(txt_qkv, img_qkv))  # text first: (b, nh, m + n, hd)
+        y = (attention_fn or roped_attention)(q, k, v, rope)  # (b, m + n, d)
         img = img + i_gate1 * self.img_attn.proj(y[:, m:])
         txt = txt + t_gate1 * self.txt_attn.proj(y[:, :m])
-        img = img + i_gate2 * chain(self.img_mlp, modulate(img, i_shift2, i_scale2))
-        txt = txt + t_gate2 * chain(self.txt_mlp, modulate(txt, t_shift2, t_scale2))
+        img = img + i_gate2 * sequential(self.img_mlp, modulate(img, i_shift2, i_scale2))
+        txt = txt + t_gate2 * sequential(self.txt_mlp, modulate(txt, t_shift2, t_scale2))
         return img, txt
 
 
@@ -206,14 +243,18 @@ class SingleBlock(nn.Module):
         super().__init__()
         self.linear1 = linear(cfg.d, 3 * cfg.d + 2 * cfg.d_mlp)
         self.linear2 = linear(cfg.d + cfg.d_mlp, cfg.d)
-        self.norm, self.act = QKNorm(cfg.hd), SwiGLU()
+        self.norm = QKNorm(cfg.hd)
+        self.act = SwiGLU()
         self._nh = cfg.heads
+        self._hd = cfg.hd
 
-    def __call__(self, x: mx.array, mod: list[mx.array], rope, attend=None) -> mx.array:
+    def __call__(
+        self, x: mx.array, mod: list[mx.array], rope: Rope, attention_fn: AttentionFn | None = None
+    ) -> mx.array:
         shift, scale, gate = mod
-        qkv, up = mx.split(self.linear1(modulate(x, shift, scale)), [3 * x.shape[-1]], axis=-1)
+        qkv, up = mx.split(self.linear1(modulate(x, shift, scale)), [3 * self._nh * self._hd], axis=-1)
         q, k, v = split_heads(qkv, 3, self._nh)
-        y = (attend or roped_attention)(*self.norm(q, k), v, rope)
+        y = (attention_fn or roped_attention)(*self.norm(q, k), v, rope)
         return x + gate * self.linear2(mx.concatenate([y, self.act(up)], axis=-1))
 
 
@@ -226,22 +267,8 @@ class FinalLayer(nn.Module):
         self.linear = linear(cfg.d, cfg.d_latent)
 
     def __call__(self, x: mx.array, vec: mx.array) -> mx.array:
-        shift, scale = mx.split(self.adaLN_modulation[1](silu(vec))[:, None], 2, axis=-1)
+        shift, scale = mx.split(self.adaLN_modulation[1](nn.silu(vec))[:, None], 2, axis=-1)
         return self.linear(modulate(x, shift, scale))
-
-
-def predict_velocity(net: "Transformer", img, txt, t, rope, attend=None) -> mx.array:
-    """The forward pass, with a rotation table; shapes as for `Transformer`."""
-    t = mx.broadcast_to(mx.array(t, dtype=mx.float32), (img.shape[0],))
-    vec = net.time_in(time_features(t, net._cfg.d_time).astype(img.dtype))  # (b, d)
-    img_mod, txt_mod = net.double_stream_modulation_img(vec), net.double_stream_modulation_txt(vec)
-    img, txt = net.img_in(img), net.txt_in(txt)
-    for block in net.double_blocks:
-        img, txt = block(img, txt, img_mod, txt_mod, rope, attend)
-    x, mod = mx.concatenate([txt, img], axis=1), net.single_stream_modulation(vec)  # (b, m + n, d)
-    for block in net.single_blocks:
-        x = block(x, mod, rope, attend)
-    return net.final_layer(x[:, txt.shape[1] :], vec)
 
 
 class Transformer(nn.Module):
@@ -249,8 +276,9 @@ class Transformer(nn.Module):
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
-        self._cfg = cfg
-        self.img_in, self.txt_in = linear(cfg.d_latent, cfg.d), linear(cfg.d_text, cfg.d)
+        self.cfg = cfg
+        self.img_in = linear(cfg.d_latent, cfg.d)
+        self.txt_in = linear(cfg.d_text, cfg.d)
         self.time_in = TimeEmbedding(cfg.d_time, cfg.d)
         self.double_stream_modulation_img = Modulation(cfg.d, 6)
         self.double_stream_modulation_txt = Modulation(cfg.d, 6)
@@ -259,13 +287,38 @@ class Transformer(nn.Module):
         self.single_blocks = [SingleBlock(cfg) for _ in range(cfg.single_blocks)]
         self.final_layer = FinalLayer(cfg)
 
-    def rope(self, img_ids: mx.array, txt_ids: mx.array) -> tuple[mx.array, mx.array]:
+    def rope(self, img_ids: mx.array, txt_ids: mx.array) -> Rope:
         """The rotation table of the joint sequence, text first. It does not depend on t: compute once per picture."""
-        return rope_table(mx.concatenate([txt_ids, img_ids], axis=-2), self._cfg.axes, self._cfg.theta)
+        return rope_table(mx.concatenate([txt_ids, img_ids], axis=-2), self.cfg.axes, self.cfg.theta)
 
-    def __call__(self, img, txt, t, img_ids=None, txt_ids=None, *, rope=None, attend=None) -> mx.array:
+    def __call__(
+        self,
+        img: mx.array,
+        txt: mx.array,
+        t: float | mx.array,
+        img_ids: mx.array | None = None,
+        txt_ids: mx.array | None = None,
+        *,
+        rope: Rope | None = None,
+        attention_fn: AttentionFn | None = None,
+    ) -> mx.array:
         """img (b, n, 128), txt (b, m, d_text), t in [0, 1] as a number or (b,), ids (n, 4) and (m, 4) → (b, n, 128)
 
-        `rope`, from `Transformer.rope`, replaces the ids; `attend` replaces `roped_attention`, block after block.
+        `rope`, from `Transformer.rope`, replaces the ids; `attention_fn` replaces `roped_attention`, block after block.
         """
-        return predict_velocity(self, img, txt, t, rope or self.rope(img_ids, txt_ids), attend)
+        t = mx.broadcast_to(mx.array(t, dtype=mx.float32), (img.shape[0],))
+        if rope is None:
+            assert img_ids is not None and txt_ids is not None, "give the ids, or the rope made of them"
+            rope = self.rope(img_ids, txt_ids)
+        vec = self.time_in(time_features(t, self.cfg.d_time).astype(img.dtype))  # (b, d)
+        img_mod = self.double_stream_modulation_img(vec)
+        txt_mod = self.double_stream_modulation_txt(vec)
+        img = self.img_in(img)
+        txt = self.txt_in(txt)
+        for block in self.double_blocks:
+            img, txt = block(img, txt, img_mod, txt_mod, rope, attention_fn)
+        x = mx.concatenate([txt, img], axis=1)  # (b, m + n, d)
+        mod = self.single_stream_modulation(vec)
+        for single_block in self.single_blocks:
+            x = single_block(x, mod, rope, attention_fn)
+        return self.final_layer(x[:, txt.shape[1] :], vec)

@@ -7,6 +7,7 @@ import signal
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 from browser import chromium, open_page  # noqa: F401, fixtures for several files
+from built_site import home, site  # noqa: F401
 from stand_in_hub import hub  # noqa: F401
 
 # A run that a shell put in the background ignores Ctrl-C, and so would every program that a test starts and stops.

@@ -3,10 +3,10 @@
 import mlx.core as mx
 
 from kleinlite.pipeline import to_pixels
-from kleinlite.quantisation import PACKINGS, Packing
+from kleinlite.quantization import QUANT_SPECS, QuantSpec
 
 WISH = {"prompt": "a red circle above a blue square", "seed": 7, "progress": False}
-ALL = {**PACKINGS, 2: Packing("affine", 2, 64)}
+ALL = {**QUANT_SPECS, 2: QuantSpec("affine", 2, 64)}
 # Relative error of a normal matrix: what a right implementation has, and a wrong code or scale at once exceeds.
 ERROR = {2: 0.45, 3: 0.21, 4: 0.1, 5: 0.05, 6: 0.025, 8: 0.008, "mxfp4": 0.13, "mxfp8": 0.03, "nvfp4": 0.1}
 

@@ -1,19 +1,22 @@
 """What tests of training share: nano's parts, small and untrained, the recipe made short, and two processes."""
 
+import json
+import os
 import socket
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.nano import recipe
-from kleinlite.nano.data import FlowData, encode_training_set, measure_latents, train_tokenizer
+from kleinlite.nano.curriculum import Curriculum, make_lessons
+from kleinlite.nano.data import encode_scenes, train_tokenizer
+from kleinlite.nano.recipe import RecipeConfig
+from kleinlite.nano.stages import STEPS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
-from kleinlite.training import initialize, training_step
+from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 
 GRID = (6, 6)
@@ -25,42 +28,37 @@ FINISHED = replace(CONFIG, decoder_channels=(16, 16, 32, 32))
 def small_world():
     """Tokenizer, autoencoder, text encoder, transformer and data, small and untrained."""
     tokenizer = train_tokenizer()
-    text = TextEncoderConfig(tokenizer.get_vocab_size(), 24, 40, 4, 4, 2, 8, taps=(1, 2, 3), tokens=32)
+    text = TextEncoderConfig(tokenizer.get_vocab_size(), 24, 40, 4, 4, 2, 8, out_layers=(1, 2, 3), max_length=32)
     parts = Autoencoder(CONFIG), TextEncoder(text), Transformer(TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72))
     for i, part in enumerate(parts):
         initialize(part, mx.random.key(i))
-    data = FlowData(encode_training_set(parts[0], 96, 16, 300, 6), tokenizer, 32, batch=8)
+    lessons = make_lessons(16, 100, 6)
+    data = Curriculum(lessons, encode_scenes(parts[0], lessons.scenes, 96), tokenizer, 32, batch=8)
     return tokenizer, *parts, data
 
 
-@pytest.fixture(name="small")
-def small_recipe(monkeypatch):
-    """The recipe with few scenes and narrow networks; saves and reports every second step."""
-    monkeypatch.setattr(recipe, "AUTOENCODER", CONFIG)
-    monkeypatch.setattr(recipe, "FINISHED", FINISHED)
-    monkeypatch.setattr(recipe, "TRANSFORMER", TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72))
-    text = lambda tokenizer: TextEncoderConfig(
-        tokenizer.get_vocab_size(), 24, 40, 4, 4, 2, 8, taps=(1, 2, 3), tokens=32
-    )
-    monkeypatch.setattr(recipe, "text_config", text)
-    monkeypatch.setattr(recipe, "SCENES", 40)
-    monkeypatch.setattr(recipe, "EDITS", 200)
-    monkeypatch.setattr(recipe, "FAMILIES", 4)
-    monkeypatch.setattr(recipe, "ROWS", 6)
-    monkeypatch.setattr(recipe, "ONES", 6)
-    monkeypatch.setattr(recipe, "STEPS", dict.fromkeys(recipe.STEPS, 2))
-    monkeypatch.setattr(recipe, "measure_latents", lambda model, size: measure_latents(model, size, 16))
-    monkeypatch.setattr(recipe.train_with_progress, "__defaults__", (2, training_step))
+SMALL = RecipeConfig(
+    autoencoder=FINISHED, text_encoder=TextEncoderConfig(2097, 24, 40, 4, 4, 2, 8, out_layers=(1, 2, 3), max_length=32),
+    transformer=TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72), pictures=40, edits=200, families=4, batch=8,
+    every=2, statistics=16, steps=dict.fromkeys(STEPS, 2),
+)  # fmt: skip
 
 
-def launch(*command, processes=2):
-    """The command under MLX's launcher, on this machine."""
-    launcher = Path(sys.executable).with_name("mlx.launch")
-    if not mx.distributed.is_available("ring") or not launcher.exists():
-        pytest.skip("MLX has no ring of processes here: `mlx.launch` comes with its macOS and Linux wheels.")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ring = [str(launcher), "--backend", "ring", "-n", str(processes), "-p", str(port), "--python", sys.executable]
-    ring += ["--env", "OPENBLAS_NUM_THREADS=1", "--"]
-    return subprocess.run([*ring, *map(str, command)], capture_output=True, text=True, timeout=300)
+def launch(folder, *command, processes=2):
+    """The command in so many processes of this machine that share MLX's ring, as `mlx.launch` would start them."""
+    if not mx.distributed.is_available("ring"):
+        pytest.skip("MLX has no ring of processes here: it comes with its macOS and Linux wheels.")
+    hosts = []
+    for _ in range(processes):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            hosts.append([f"127.0.0.1:{free.getsockname()[1]}"])
+    (folder / "hosts.json").write_text(json.dumps(hosts))
+    ring = os.environ | {"MLX_HOSTFILE": str(folder / "hosts.json"), "OPENBLAS_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([sys.executable, *map(str, command)], env=ring | {"MLX_RANK": str(rank)},
+                         stderr=subprocess.PIPE, text=True)
+        for rank in range(processes)
+    ]  # fmt: skip
+    errors = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0] * processes, errors

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
+import PIL
 import pytest
 from mlx.utils import tree_flatten
 from PIL import Image, PngImagePlugin
@@ -17,7 +18,8 @@ from stand_in_hub import TINY, Repository
 
 from kleinlite import __version__, picture_info, pipeline, save_picture
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.cli import main
+from kleinlite.cli import main, parse_size
+from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.models.download import fetch_model
 from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.models.registry import BUNDLED, MODELS
@@ -26,7 +28,7 @@ from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 
-NANO = Path(pipeline.__file__).parent / "nano" / "model_index.json"
+NANO = Path(pipeline.__file__).parent / "nano" / "weights" / "model_index.json"
 PROMPT = "a red circle"
 
 
@@ -40,7 +42,7 @@ def save_tiny(folder: Path) -> Path:
     autoencoder, text_encoder, transformer = parts
     save_encoders(folder, autoencoder, vae_cfg, 64, text_encoder, tokenizer)
     save_transformer(folder, transformer, text_cfg, distilled=True)
-    save_transformer(folder / "base", transformer, text_cfg, distilled=False)
+    save_transformer(folder / "base", transformer, text_cfg, distilled=False, shares=True)
     return folder
 
 
@@ -124,6 +126,24 @@ def test_options_reach_the_model(tiny, draw, capsys):
         assert pixels(other) != pixels(picture), option
 
 
+@pytest.mark.parametrize("text", ["96x64", "96 x 64", "96X64", " 96×64"])
+def test_sizes_in_every_spelling(text):
+    assert parse_size(text) == (96, 64)
+
+
+def test_one_number_is_both_sides():
+    assert parse_size("96") == (96, 96)
+
+
+def test_nano_says_what_it_never_learned(here, capsys):
+    assert run("generate", "a cat", "--steps", 1, "--seed", 1) == 0
+    assert capsys.readouterr().err.startswith('nano never learned "cat": it draws circles')
+    assert run("generate", "a red star", "--steps", 1, "--seed", 1, "--size", "64x96") == 0
+    assert "another size than 96×96" in capsys.readouterr().err
+    assert run("generate", "a cat", "--steps", 1, "--seed", 1, "--lora", "cross") == 0  # which may know cats
+    assert capsys.readouterr().err == ""
+
+
 def test_a_seed_is_chosen_and_printed(draw, capsys):
     first = draw()
     seed = re.search(r"seed (\d+)", capsys.readouterr().out)[1]
@@ -139,6 +159,17 @@ def test_a_new_picture_gets_a_new_name(tiny, here, capsys):
     assert sorted(os.listdir(here)) == sorted(names)
 
 
+def test_programs_that_draw_at_once_take_names_of_their_own(tiny, here):
+    code = "import sys\nfrom kleinlite.cli import main\nsys.exit(main(sys.argv[1:]))"
+    sizes = ("16x16", "32x16", "16x32", "32x32")
+    command = [sys.executable, "-c", code, "generate", PROMPT, "--model", str(tiny), "--seed", "1", "--size"]
+    running = [subprocess.Popen([*command, size], stdout=subprocess.PIPE, text=True) for size in sizes]
+    said = [program.communicate(timeout=120)[0] for program in running]
+    names = {line.partition(":")[0]: size for line, size in zip(said, sizes)}
+    assert sorted(names) == sorted(os.listdir(here)) and len(names) == 4
+    assert {name: "{}x{}".format(*Image.open(name).size) for name in names} == names
+
+
 @pytest.mark.parametrize(
     "prompt, name",
     [
@@ -149,7 +180,7 @@ def test_a_new_picture_gets_a_new_name(tiny, here, capsys):
     ],
 )
 def test_names_are_safe_and_short(tiny, here, prompt, name, monkeypatch):
-    monkeypatch.setattr(pipeline.Klein, "encode_prompts", lambda *_: [mx.zeros((1, 4, 72))])  # prompts of any length
+    monkeypatch.setattr(LoadedModel, "encode_prompts", lambda *_: [mx.zeros((1, 4, 72))])  # prompts of any length
     assert run("generate", prompt, "--model", tiny, "--seed", 7, "--steps", 1) == 0
     assert os.listdir(here) == [name]
 
@@ -171,7 +202,8 @@ def test_a_prompt_may_look_like_an_option(tiny, here):
 def test_a_bar_shows_progress(draw, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     draw("--steps", 2)
-    assert "0/2" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert re.search("loading, reading the prompt: +0%.* 0/2", err) and not re.search("drawing: .* 0/2", err)
 
 
 # ---------------------------------------------------------------- references
@@ -308,7 +340,7 @@ def test_models_lists_every_name(capsys):
     assert run("models") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines[1:] if line and line.split()[0] in {*BUNDLED, *MODELS}}
-    assert list(rows) == [*BUNDLED, *MODELS] and len(rows) == 17
+    assert list(rows) == [*BUNDLED, *MODELS] and len(rows) == 19
     assert re.search(r"4, distilled +3\.9 B \+ 4\.0 B .* 16\.0 GB +Apache-2\.0", rows["4b"])
     assert re.search(r" 50 +9\.1 B \+ 8\.2 B .* 34\.7 GB +FLUX Non-Commercial", rows["base-9b"])
     assert re.search(r"4, distilled .* 10\.7 GB +Apache-2\.0", rows["4b-nvfp4"])  # the rest of it is not quantised
@@ -359,7 +391,9 @@ def test_help_is_quick_and_complete(capsys):
 
 def test_a_picture_imports_no_more_than_it_needs(here):
     """From the shell to a PNG most of the time is imports; nobody sees a progress bar in a pipe."""
-    not_needed = ("tqdm", "asyncio", "numpy", "huggingface_hub", "PIL.JpegImagePlugin", "scipy_openblas32")
+    not_needed = ("tqdm", "asyncio", "numpy", "huggingface_hub", "scipy_openblas32")
+    if tuple(map(int, PIL.__version__.split(".")[:2])) >= (12, 2):  # older ones load all formats
+        not_needed += ("PIL.JpegImagePlugin",)
     code = "import sys\nfrom kleinlite.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
     code += f"print('loaded:', [m for m in {not_needed} if m in sys.modules])"
     end = in_a_process(code, "generate", PROMPT, "--size", "32x32", "--steps", 1, "--seed", 7, KLEINLITE_CPU="on")
@@ -453,9 +487,9 @@ def test_a_picture_remembers_the_quantisation(here, capsys):
 def test_train_gets_its_arguments(monkeypatch, capsys):
     got = []
     monkeypatch.setattr("kleinlite.nano.recipe.train", lambda *arguments: got.append(arguments))
-    assert run("train", "runs") == 0 and got.pop() == (Path("runs"), None, None, False)
-    argv = ["runs", "--stage", "autoencoder", "--steps", "3", "--calibrate"]
-    assert run("train", *argv) == 0 and got.pop() == (Path("runs"), "autoencoder", 3, True)
+    assert run("train", "runs") == 0 and got.pop() == (Path("runs"), None, None)
+    argv = ["runs", "--stage", "autoencoder", "--steps", "3"]
+    assert run("train", *argv) == 0 and got.pop() == (Path("runs"), "autoencoder", 3)
     assert capsys.readouterr() == ("", "")
     for mistake in ([], ["runs", "--steps", "x"], ["runs", "--stage", "painting"]):
         assert run("train", *mistake) == 2
@@ -478,8 +512,8 @@ def test_ctrl_c_while_writing_leaves_nothing(tiny, here, monkeypatch, capsys):
         assert os.listdir(here)  # the draft, which must go
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kleinlite.drawing.picture_file.os.replace", interrupted)
-    assert run("generate", PROMPT, "--model", tiny) == 130
+    monkeypatch.setattr("kleinlite.files.os.replace", interrupted)
+    assert run("generate", PROMPT, "--model", tiny, "-o", "x.png") == 130
     assert capsys.readouterr() == ("", "kleinlite: stopped.\n") and os.listdir(here) == []
 
 
@@ -505,3 +539,86 @@ def test_the_bundled_model_draws(capsys):
         height = [(rows * where).sum().item() / max(where.sum().item(), 1) for where in (red, blue)]
         right += min(red.sum().item(), blue.sum().item()) > 300 and height[0] + 20 < height[1]
     assert right >= 2  # a circle has some 1000 pixels, a square too
+
+
+# ---------------------------------------------------------------- changing pictures, lists of prompts, watching
+
+
+def make_mask(path: Path, size: tuple[int, int] = (96, 96)) -> Path:
+    mask = Image.new("L", size)
+    mask.paste(255, (0, 0, size[0], size[1] // 2))
+    mask.save(path)
+    return path
+
+
+def test_mask_strength_and_extend(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("generate", PROMPT, "--seed", 1, "--steps", 1, "-o", "a.png") == 0
+    mask = make_mask(tmp_path / "mask.png")
+    told = ["generate", "make it blue", "--image", "a.png", "--mask", mask, "--strength", "0.6", "--extend", "0,0,16,0"]
+    assert run(*told, "--seed", 2, "-o", "b.png") == 0
+    before, after = Image.open("a.png").convert("RGB"), Image.open("b.png").convert("RGB")
+    assert after.size == (112, 96)
+    assert after.crop((0, 48, 96, 96)).tobytes() == before.crop((0, 48, 96, 96)).tobytes()
+    made = picture_info("b.png")
+    assert (made["mask"], made["strength"], made["extend"], made["width"]) == (True, 0.6, [0, 0, 16, 0], 112)
+    assert run("generate", "--like", "b.png", "--image", "a.png", "-o", "c.png") == 2
+    assert "name it with --mask" in capsys.readouterr().err
+    assert run("generate", "--like", "b.png", "--image", "a.png", "--mask", mask, "-o", "c.png") == 0
+    assert Image.open("c.png").tobytes() == Image.open("b.png").tobytes()
+    assert run("generate", PROMPT, "--mask", mask) == 2 and "there is none" in capsys.readouterr().err
+    assert run("generate", PROMPT, "--image", "a.png", "--extend", "1,2") == 2
+
+
+def test_a_list_of_prompts_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("list.txt").write_text("a red circle\n\n  a blue star  \n", encoding="utf-8")
+    names = ["0001-a-red-circle-7.png", "0002-a-blue-star-8.png"]
+    told = ["generate", "--prompts", "list.txt", "--seed", 7, "--steps", 1, "-o", "out"]
+    assert run(*told[:-1], "no/out") == 2 and "does not exist" in capsys.readouterr().err
+    assert run(*told, "--size", "17x17") == 2 and not Path("out").exists()
+    assert run(*told) == 0
+    assert sorted(os.listdir("out")) == names
+    made = picture_info(Path("out") / names[1])
+    assert (made["prompt"], made["seed"]) == ("a blue star", 8)
+    (Path("out") / names[1]).unlink()
+    stamp = (Path("out") / names[0]).stat().st_mtime_ns
+    capsys.readouterr()
+    assert run(*told) == 0
+    assert f"{names[0]} is there already" in capsys.readouterr().out
+    assert sorted(os.listdir("out")) == names and (Path("out") / names[0]).stat().st_mtime_ns == stamp
+    Path("empty.txt").write_text("\n")
+    assert run("generate", "--prompts", "empty.txt") == 2 and "no prompt in it" in capsys.readouterr().err
+    assert run("generate", PROMPT, "--prompts", "list.txt") == 2
+
+
+def test_watching_changes_no_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    told = ["generate", PROMPT, "--seed", 3, "--steps", 2]
+    assert run(*told, "-o", "a.png") == 0
+    assert run(*told, "-o", "b.png", "--watch", "now.png") == 0
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes() == Path("now.png").read_bytes()
+    assert run(*told, "-o", "c.png", "--watch", "now.jpg") == 2
+
+
+def test_a_decoder_is_a_part(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("generate", PROMPT, "--seed", 3, "--steps", 1, "--decoder", "nano-base", "-o", "a.png") == 0
+    assert picture_info("a.png")["parts"] == {"vae": "nano-base"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_names_all_commands_and_options(shell, capsys):
+    assert run("completion", shell) == 0
+    script = capsys.readouterr().out
+    for word in ("generate", "train-lora", "quantize", "completion"):
+        assert word in script
+    assert ("-l strength" if shell == "fish" else "--strength") in script
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_completion_in_bash(tmp_path, capsys):
+    assert run("completion", "bash") == 0
+    ask = "COMP_WORDS=(kleinlite generate --stre); COMP_CWORD=2; _kleinlite; echo ${COMPREPLY[@]}"
+    done = subprocess.run(["bash", "-c", f"{capsys.readouterr().out}\n{ask}"], capture_output=True, text=True)
+    assert done.stdout.split() == ["--strength"]

@@ -13,9 +13,9 @@ from golden_tools import GOLDENS, LOOSE, check, nchw, nhwc
 from mlx.utils import tree_unflatten
 from tokenizers import Tokenizer
 
-from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, pack
+from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, patchify
 from kleinlite.checkpoints import match
-from kleinlite.models.configs import parse_text_encoder_config, parse_transformer_config
+from kleinlite.models.configs import parse_config
 from kleinlite.models.export import to_released
 from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from kleinlite.position_ids import image_ids, reference_ids, rope_table, text_ids
@@ -87,7 +87,7 @@ def test_rope():
 def test_dit(run):
     table = TABLE["dit"]
     config = table["config"] | {"timestep_guidance_channels": 256}
-    model = filled(Transformer(parse_transformer_config(config)), TRANSFORMER_NAMES, table)
+    model = filled(Transformer(parse_config("transformer", config)), TRANSFORMER_NAMES, table)
     img, txt, ref = (fill(x["k"], [1, *x["shape"]]) for x in map(table["inputs"].get, ("img", "txt", "ref")))
     n, ids = img.shape[1], image_ids(*table["inputs"]["img"]["grid"])
     if run == "reference":
@@ -100,7 +100,7 @@ def test_dit(run):
 
 def test_qwen3():
     table = TABLE["qwen3"]
-    config = parse_text_encoder_config(table["config"] | {"tie_word_embeddings": True}, {})
+    config = parse_config("text_encoder", table["config"] | {"tie_word_embeddings": True}, {})
     model = filled(TextEncoder(config), TEXT_ENCODER_NAMES, table)
     ids, mask = (mx.array([table["inputs"][x]]) for x in ("ids", "mask"))
     states = model.hidden_states(ids, mask.astype(mx.bool_), 2)
@@ -119,7 +119,7 @@ def test_vae():
     pixels = nhwc(fill(table["inputs"]["image"]["k"], table["inputs"]["image"]["shape"]))
     mean = model.encoder(pixels)[..., : c["latent_channels"]]
     compare(table, "mean", nchw(mean))
-    normalised = model.bn.normalise(pack(mean))
+    normalised = model.bn.normalize(patchify(mean))
     compare(table, "normalised", nchw(normalised))
     check(model.encode(pixels), normalised)
     compare(table, "decoded", nchw(model.decode(normalised)))

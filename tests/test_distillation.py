@@ -5,8 +5,9 @@ import pytest
 from small_nano import GRID, small_world  # noqa: F401, a fixture
 
 from kleinlite.distillation import distill_loss, guided_mean_velocity
-from kleinlite.sampling import guide, schedule
+from kleinlite.sampling import classifier_free_guidance, schedule
 from kleinlite.text_encoder import tokenize
+from kleinlite.training import Batch, encode_batch
 
 
 class Net:
@@ -29,9 +30,10 @@ def guidance_of(b):
 
 def loss_of(world, student, teacher, step, turn=1):
     tokenizer, _, encoder, _, data = world
-    empty, batch = encoder(*tokenize(tokenizer, [""], 32)), data(turn)
-    rest = guidance_of(len(batch[0])), mx.zeros((step,))
-    return distill_loss(student, teacher, encoder, empty, GRID, *batch, *rest).item()
+    *arrays, key = data(turn)
+    batch = encode_batch(teacher, encoder, GRID, *arrays)
+    empty = encoder(*tokenize(tokenizer, [""], 32))
+    return distill_loss(student, teacher, batch, empty, guidance_of(len(batch.clean)), step, key).item()
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 3])
@@ -50,7 +52,9 @@ def test_the_student_learns_the_guided_answer(world, step, turn):
     asked = lambda txt: mx.any(txt != empty, axis=(1, 2)).astype(mx.float32)[:, None, None]
     each = lambda txt: guidance_of(len(txt))[:, None, None]
     teacher = Net(lambda img, txt, t: mx.ones(img.shape) * asked(txt))
-    guided = Net(lambda img, txt, t: guide(asked(txt), 0 * asked(txt), each(txt)) * mx.ones(img.shape))
+    guided = Net(
+        lambda img, txt, t: classifier_free_guidance(asked(txt), 0 * asked(txt), each(txt)) * mx.ones(img.shape)
+    )
     assert loss_of(world, guided, teacher, step, turn) < 1e-9
     assert loss_of(world, teacher, teacher, step, turn) > 0.1
 
@@ -63,19 +67,31 @@ def test_a_step_begins_at_its_noise_level(world, step):
     asked = []
 
     def velocity(img, txt, time):
-        asked.append(time == t and mx.allclose(img, (1 - t) * clean + t * eps, atol=1e-5).item())
+        asked.append(time == t and mx.allclose(img[:, : clean.shape[1]], (1 - t) * clean + t * eps, atol=1e-5).item())
         return img
 
     loss_of(world, Net(velocity), Net(lambda img, txt, time: img), step)
     assert asked == [True]
 
 
+def test_a_compiled_loss_has_a_graph_for_each_step():
+    """`segment` is a plain number: `mx.compile` must not mistake one step for another."""
+    constant = Net(lambda img, txt, t: mx.full(img.shape, t))
+    zero = Net(lambda img, txt, t: mx.zeros(img.shape))
+    batch = Batch(mx.zeros((2, 36, 128)), mx.zeros((2, 1, 8)), None)
+    guidance = mx.ones((2,))
+    loss = mx.compile(lambda key, segment: distill_loss(constant, zero, batch, batch.txt[:1], guidance, segment, key))
+    times = schedule(4, 36)
+    for segment in (0, 3, 1, 0, 2, 3):
+        assert loss(mx.random.key(0), segment).item() == pytest.approx(times[segment] ** 2, rel=1e-3)
+
+
 def test_mean_velocity_leads_where_two_steps_lead():
     """A field that turns on the way: the mean velocity must end where two Euler steps of half the length end."""
     x, txt = mx.random.normal((2, 4, 3), key=mx.random.key(0)), mx.zeros((2, 1, 1))
-    field = lambda x, t: t * x + 1
+    field = lambda x, t, *_: t * x + 1
     v = guided_mean_velocity(
-        Net(lambda img, txt, t: field(img, t)), x, mx.zeros((2, 0, 3)), txt, txt[:1], None, 0.9, 0.5, 2.0
+        Net(lambda img, txt, t: field(img, t)), x, Batch(x, txt, None, mx.zeros((2, 0, 3))), txt[:1], 0.9, 0.5, 2.0
     )
     half = x - 0.2 * field(x, 0.9)
     assert mx.allclose(x - 0.4 * v, half - 0.2 * field(half, 0.7), atol=1e-5)

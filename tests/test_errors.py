@@ -16,6 +16,7 @@ from stand_in_hub import Repository, released
 from test_cli import PROMPT, run, save_tiny
 
 from kleinlite import pipeline
+from kleinlite.errors import FileError, HubError, MemoryLimitError, UserError, clip, first_few
 from kleinlite.models.registry import MODELS
 
 MADE = {"model": "nano", "prompt": PROMPT, "seed": 1, "steps": 4, "guidance": 1.0}
@@ -53,10 +54,23 @@ def refused(tmp_path, monkeypatch, capsys):
     return call
 
 
+# ---------------------------------------------------------------- sentences
+
+
+def test_a_sentence_is_one_line_whatever_it_quotes():
+    """In Python too, not only on the command line: a file's names may come from anybody."""
+    for kind in (UserError, FileError, HubError, MemoryLimitError):
+        text = str(kind("a tensor called x\ny\x1b[31m" + 10**6 * "z" + ": download it again."))
+        assert text.startswith("a tensor called x\\ny\\x1b[31mzzz") and text.endswith("zz: download it again.")
+        assert text.isprintable() and len(text) <= 1000
+    assert len(first_few([10**6 * "x"] * 9)) < 500
+
+
 # ---------------------------------------------------------------- what is typed
 
 TYPED = {
-    "--size 512": "'512' WIDTHxHEIGHT such as",
+    "--size 510": "width multiple of 16 510 512",
+    "--modell 4b": "--modell 4b is not understood: did you mean --model?",
     "--size 512x": "'512x' WIDTHxHEIGHT",
     "--size x512": "'x512' WIDTHxHEIGHT",
     "--size 64x64x64": "'64x64x64' WIDTHxHEIGHT",
@@ -156,7 +170,7 @@ def test_a_disk_that_is_full(tiny, refused, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", "x.png")
 
-    monkeypatch.setattr("kleinlite.drawing.picture_file.os.replace", full)  # after the draft was written
+    monkeypatch.setattr("kleinlite.files.os.replace", full)  # after the draft was written
     refused("x.png: No space left on device.", "generate", PROMPT, "--model", tiny, "-o", "x.png")
 
 
@@ -169,15 +183,15 @@ def test_a_model_too_large_for_the_memory(tiny, refused, monkeypatch):
 
 
 def test_a_model_that_cannot_fit(tiny, hub, refused, monkeypatch):
-    monkeypatch.setattr("kleinlite.drawing.memory_check.machine_memory", lambda: (10**5, 10**5))
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda: (10**5, 10**5))
     refused("takes GB of memory the machine has 0.0 GB", "generate", PROMPT, "--model", tiny)
-    monkeypatch.setattr("kleinlite.drawing.memory_check.machine_memory", lambda: (8 * 10**9, 6 * 10**9))
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda: (8 * 10**9, 6 * 10**9))
     options = "--model", "4b", "--size", "512x512"
     refused("takes 9. GB of memory has 8.0 GB with quantize=8", "generate", PROMPT, *options)
-    monkeypatch.setattr("kleinlite.drawing.memory_check.machine_memory", lambda: (10**9, 10**9))
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda: (10**9, 10**9))
     refused("takes 9. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options)
     refused("takes 5. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options, "--quantize", 8)
-    monkeypatch.setattr("kleinlite.drawing.memory_check.machine_memory", lambda: (6 * 10**9, 6 * 10**9))
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda: (6 * 10**9, 6 * 10**9))
     refused("takes 6.5 GB of memory a smaller model", "generate", PROMPT, "--model", "4b-nvfp4", *options[2:])
     assert hub.requests == []  # 16 GB later would be late
 
@@ -535,7 +549,7 @@ def test_where_to_quantize(tiny, hub, refused):
 
 def test_no_room_to_quantize(tiny, refused, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    refused("out GB left make room another disk", "quantize", tiny, "out", "--bits", "4")
+    refused("disk left make room", "quantize", tiny, "out", "--bits", "4")
 
 
 def test_quantize_fails_halfway(tiny, refused, monkeypatch):
@@ -639,3 +653,11 @@ def test_a_temporary_folder_that_is_not_there(tiny, refused, monkeypatch):
 
     monkeypatch.setattr(pipeline, "euler", compiler)
     refused("temporary files does not exist TMPDIR", "generate", PROMPT, "--model", tiny)
+
+
+def test_names_from_files_are_cut_and_escaped():
+    assert clip("a" * 64) == "a" * 64
+    assert clip("b" + "a" * 10**7 + "c") == "b" + "a" * 31 + "…" + "a" * 31 + "c"
+    assert clip("a\nb") == "a\\nb"
+    for text in ("\x00" * 64, "\x1b" * 10**6, "é" * 100, "x" * 65):
+        assert len(clip(text)) == 65 and clip(text).isprintable()

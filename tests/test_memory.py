@@ -9,26 +9,25 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from stand_in_hub import TINY
-from test_keys import TEXT_ENCODERS, TRANSFORMERS
+from test_names import TEXT_ENCODERS, TRANSFORMERS
 
+from benchmarks import picture
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.bench import picture
-from kleinlite.drawing import memory_check
-from kleinlite.drawing.memory_check import check_memory, plan_networks
-from kleinlite.memory import MemoryPlan, count_parameters, plan_memory
-from kleinlite.models.configs import RELEASED_AUTOENCODERS, RELEASED_CONFIGS
+from kleinlite.inference import memory_check
+from kleinlite.inference.memory_check import check_memory
+from kleinlite.memory import STRIP_BYTES, MemoryPlan, count_parameters, plan_memory
+from kleinlite.models.checkpoint import open_checkpoint
+from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.families import network_of
-from kleinlite.models.opening import open_checkpoint
-from kleinlite.models.registry import MODELS
 from kleinlite.pipeline import Klein
-from kleinlite.quantisation import PACKINGS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer
+from tools import machines
 
 
 def test_parameters_are_those_of_the_released_models():
     for name, text, expected in (("4b", "4b", 3_875_544_576), ("9b", "8b", 9_078_581_248)):
-        cfg, text_cfg = RELEASED_CONFIGS[name]
+        cfg, text_cfg, _ = RELEASED_CONFIGS[name]
         assert count_parameters(Transformer, cfg) == expected
         assert cfg.d_text == TRANSFORMERS[name]["joint_attention_dim"] == 3 * text_cfg.d
         assert text_cfg.d_mlp == TEXT_ENCODERS[text]["intermediate_size"]
@@ -36,21 +35,22 @@ def test_parameters_are_those_of_the_released_models():
 
 
 def test_the_plan_is_arithmetic():
-    configs = *RELEASED_CONFIGS["4b"], AutoencoderConfig()
-    small, large = (plan_memory(*configs, width=side, height=side, cpu=False) for side in (512, 1024))
-    assert small[:3] == large[:3] and large.decode == 4 * small.decode == 6 * 4 * 1024 * 1024 * 256
-    half = plan_memory(*configs, width=512, height=512, bits=(4.5, 8.5), cpu=False)
+    configs = RELEASED_CONFIGS["4b"]
+    small, large = (plan_memory(configs, width=side, height=side, cpu=False) for side in (512, 1024))
+    assert small[:3] == large[:3] and large.decode == 2 * 4 * 1024 * 1024 * 128 + STRIP_BYTES
+    half = plan_memory(configs, width=512, height=512, bits=(4.5, 8.5), cpu=False)
     assert abs(half.transformer * 16 / 4.5 - small.transformer) < 4 and half.autoencoder == small.autoencoder
     assert abs(half.text_encoder * 16 / 8.5 - small.text_encoder) < 4
-    two = plan_memory(*configs, width=512, height=512, references=2048, b=2, cpu=False)
-    assert two.step > 2 * small.step and two.decode == 2 * small.decode
-    assert plan_memory(*configs, width=512, height=512, cpu=True).step == 2 * small.step  # float32
+    two = plan_memory(configs, width=512, height=512, reference_tokens=2048, b=2, cpu=False)
+    assert two.step > 2 * small.step and two.decode - STRIP_BYTES == 2 * (small.decode - STRIP_BYTES)
+    assert plan_memory(configs, width=512, height=512, cpu=True).step == 2 * small.step  # float32
 
 
 def test_the_plan_counts_a_cache_of_the_references():
     """Four references of 1024 × 1024, in 9B's 32 blocks: 8.6 GB that stay between the steps."""
-    edit = {"width": 1024, "height": 1024, "references": 4 * 4096, "cpu": False}
-    plain, cached = (plan_memory(*RELEASED_CONFIGS["9b"], AutoencoderConfig(), **edit, cached=c) for c in (False, True))
+    edit = {"width": 1024, "height": 1024, "reference_tokens": 4 * 4096, "cpu": False}
+    configs = RELEASED_CONFIGS["9b"]
+    plain, cached = (plan_memory(configs, **edit, cached=c) for c in (False, True))
     assert cached.step - plain.step == 2 * 2 * 32 * 4096 * 16_384 and cached[:4] == plain[:4]
 
 
@@ -78,22 +78,22 @@ def test_the_machine_has_memory():
 
 def test_bits_are_counted_in_the_files():
     checkpoint = open_checkpoint(TINY, dtype=mx.float32)
-    assert memory_check.bits_per_weight(checkpoint) == (32, 32)  # small parts are cast
+    assert checkpoint.bits == (32, 32)  # small parts are cast
     checkpoint = open_checkpoint("nano", dtype=mx.float32, quantize=4)
-    assert memory_check.bits_per_weight(checkpoint) == (4.5, 4.5)
+    assert checkpoint.bits == (4.5, 4.5)
 
 
 def test_bits_of_a_large_part_are_those_of_its_files(monkeypatch):
-    monkeypatch.setattr(memory_check, "SMALL_PART_BYTES", 0)
+    monkeypatch.setattr("kleinlite.models.checkpoint.SMALL_PART_BYTES", 0)
     checkpoint = open_checkpoint("nano", dtype=mx.float32)
-    assert all(abs(bits - 16) < 0.1 for bits in memory_check.bits_per_weight(checkpoint))  # float16
+    assert all(abs(bits - 16) < 0.1 for bits in checkpoint.bits)  # float16
 
 
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="the sums were fitted on a CPU")
 def test_the_plan_is_near_what_is_measured():
     """Within a third, for the network that takes most: the decoder, and for nano's step at 256 × 256."""
     klein = Klein.from_pretrained("nano")
-    plan = memory_check.plan_checkpoint(klein.checkpoint, width=256, height=256, bits=32)
+    plan = memory_check.plan_model(klein._model.checkpoint, width=256, height=256, bits=32)
     others = mx.get_active_memory()  # what other tests keep
     measured = picture.measure(klein, 256, 1)
     step, decode = plan.transformer + plan.step, plan.transformer + plan.autoencoder + plan.decode
@@ -104,51 +104,22 @@ def test_the_plan_is_near_what_is_measured():
 # ---------------------------------------------------------------- the page "Which machine runs what"
 
 PAGE = (Path(__file__).parent.parent / "notebooks" / "machines.md").read_text("utf-8")
-MACS = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)
-
-
-def precisions(size: str) -> dict[str, tuple[float, float]]:
-    """Bits per weight of the transformer and of the text encoder in each row of the page."""
-    file = lambda kind: (8 * MODELS[f"{size}-{kind}"].transformer_bytes / MODELS[size].size.transformer_parameters, 16)
-    packed = {f"{q} bits": (PACKINGS[q].bits_per_weight,) * 2 for q in (8, 6, 5, 4, 3)}
-    if size == "z-image":  # its makers publish no smaller files
-        return {"bfloat16": (16, 16), **packed}
-    return {"bfloat16": (16, 16), "FP8 file": file("fp8"), **packed, "NVFP4 file": file("nvfp4")}
-
-
-def fits(needed: float) -> str:
-    """The smallest Mac whose GPU may use that much."""
-    return f"{next(mac for mac in MACS if needed <= mac * 2**30 * (2 / 3 if mac <= 36 else 3 / 4))} GB"
-
-
-def expected_table() -> list[str]:
-    lines = []
-    known = {"4b": "`4b`, `base-4b`", "9b": "`9b`, `base-9b`, `9b-kv`", "z-image": "`z-image-turbo`"}
-    for size, names in known.items():
-        configs = *RELEASED_CONFIGS[size], RELEASED_AUTOENCODERS[size]
-        for precision, bits in precisions(size).items():
-            plans = [plan_networks(*configs, width=side, height=side, bits=bits, cpu=False) for side in (512, 1024)]
-            on_cpu = plan_networks(*configs, width=512, height=512, bits=bits, cpu=True)
-            cells = [cell for plan in plans for cell in (f"{plan.peak_bytes / 1e9:.1f}", fits(plan.peak_bytes))]
-            weights = " + ".join(f"{n / 1e9:.2f}" for n in plans[0][:3])
-            lines.append(f"| {names} | {precision} | {weights} | {' | '.join(cells)} | {on_cpu.peak_bytes / 1e9:.1f} |")
-            names = ""
-    return lines
 
 
 def test_the_page_says_what_the_plan_says():
-    table = expected_table()
-    missing = [line for line in table if line not in PAGE]
-    assert not missing, "the page should have:\n" + "\n".join(table)
+    missing = [line for line in (*machines.table(), *machines.seconds_table()) if line not in PAGE]
+    assert not missing, "python -m tools.machines writes the page's table again"
 
 
 def test_weights_on_the_page_are_counted_right():
-    (small, text), (large, text8), (sister, text35) = (RELEASED_CONFIGS[name] for name in ("4b", "9b", "z-image"))
+    (small, text, _), (large, text8, _), (sister, text35, _), (successor, text32, _) = (
+        RELEASED_CONFIGS[name] for name in ("4b", "9b", "z-image", "flux3")
+    )
     whole = lambda cfg: sum(w.size for _, w in tree_flatten(TextEncoder(cfg).parameters()))
     used = lambda cfg: count_parameters(TextEncoder, cfg) - cfg.d  # the last norm is not read either
     autoencoder = count_parameters(Autoencoder, AutoencoderConfig())
-    counts = [count_parameters(network_of(cfg), cfg) for cfg in (small, large, sister)]
-    counts += [whole(text), used(text), used(text35), whole(text8), used(text8)]
+    counts = [count_parameters(network_of(cfg), cfg) for cfg in (small, large, sister, successor)]
+    counts += [whole(text), used(text), used(text35), used(text32), whole(text8), used(text8)]
     expected = [(f"{n:,}", f"{2 * n / 1e9:.2f} GB") for n in counts] + [
         (f"{autoencoder:,}", f"{4 * autoencoder / 1e9:.2f} GB")
     ]
@@ -156,20 +127,72 @@ def test_weights_on_the_page_are_counted_right():
     assert [tuple(cell.strip() for cell in row.strip("|").split("|"))[1:] for row in rows] == expected
 
 
+LIMITED = """
+import resource
+from kleinlite.inference.memory_check import machine_memory, pages_in_use, window_configs
+resource.setrlimit(resource.RLIMIT_{kind}, (8 * 10**9, -1))
+print(machine_memory()[0], pages_in_use()[{column}])
+"""
+
+
 @pytest.mark.skipif(mx.device_info().get("memory_size") is not None, reason="a GPU says what it has")
-def test_limits_of_the_process_count_as_the_machines():
-    """As `ulimit -v` and containers set them: beyond them MLX ends the process."""
-    code = "import resource; from kleinlite.drawing.memory_check import machine_memory; "
-    code += "resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, -1)); print(machine_memory()[0])"
+@pytest.mark.parametrize("kind, column", [("AS", 0), ("DATA", 5)])
+def test_limits_of_a_shell_leave_what_is_not_in_use(kind, column):
+    """`ulimit -v` and `ulimit -d`: beyond them MLX ends the process."""
+    code = LIMITED.format(kind=kind, column=column)
     end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert int(end.stdout) == min(8 * 10**9, memory_check.machine_memory()[0]), end.stderr
+    memory, used = map(int, end.stdout.split())
+    assert 0 < used < 8 * 10**9, end.stderr
+    assert memory == pytest.approx((8 * 10**9 - used - memory_check.WORK_SPACE) / 1.3, rel=0.01)
 
 
-def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
-    file = tmp_path / "memory.max"
-    monkeypatch.setattr(memory_check, "Path", lambda path: file if path == "/sys/fs/cgroup/memory.max" else Path(path))
+MEASURED = r"""
+import re, sys
+from pathlib import Path
+from kleinlite import Klein
+from kleinlite.inference.memory_check import BESIDE_ARRAYS, WORK_SPACE, pages_in_use
+klein = Klein.from_pretrained()
+size = int(sys.argv[1])
+plan = klein.plan_memory(width=size, height=size).peak_bytes
+before = pages_in_use()[1]
+klein("a red circle", seed=1, steps=1, width=size, height=size, progress=False)
+# not getrusage's ru_maxrss: a process inherits the peak of the one that started it, and that is a whole pytest
+peak = int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+took = peak - before
+print(plan, took, plan * (1 + BESIDE_ARRAYS) + WORK_SPACE)
+"""
+
+
+@pytest.mark.skipif(not memory_check.RESIDENT.is_file(), reason="the system does not say what a process holds")
+@pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="the sums were fitted on a CPU")
+def test_a_process_takes_no_more_than_a_limit_leaves_for_it():
+    """What a limit must leave for a plan is what the whole process takes, libraries and all."""
+    end = subprocess.run([sys.executable, "-c", MEASURED, "512"], capture_output=True, text=True, timeout=120)
+    plan, took, allowed = map(float, end.stdout.split())
+    assert plan < took < allowed < 3 * took, end.stderr
+
+
+@pytest.mark.parametrize(
+    "line, file",
+    [
+        ("0::/job/step", "job/memory.max"),  # version 2, the limit of a group above
+        ("0::/", "memory.max"),  # version 2, a container with a namespace of its own
+        ("4:cpu,memory:/x", "memory/x/memory.limit_in_bytes"),  # version 1
+    ],
+)
+def test_the_limit_of_a_control_group_counts(monkeypatch, tmp_path, line, file):
+    groups = tmp_path / "cgroup"
+    own = tmp_path / "own"
+    limit = groups / file
+    limit.parent.mkdir(parents=True)
+    own.write_text(f"9:pids:/\n{line}\n")
+    monkeypatch.setattr(memory_check, "CGROUPS", groups)
+    monkeypatch.setattr(memory_check, "OWN_CGROUPS", own)
     without = memory_check.process_limits()
-    file.write_text("3000000000\n")
-    assert memory_check.process_limits() == [*without, 3 * 10**9]
-    file.write_text("max\n")
+    limit.write_text("30000000000\n")
+    [*others, left] = memory_check.process_limits()
+    assert others == without
+    in_use = memory_check.pages_in_use()[1] + memory_check.WORK_SPACE
+    assert left == pytest.approx((30e9 - in_use) / 1.3, rel=0.01)
+    limit.write_text("max\n")
     assert memory_check.process_limits() == without

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tools.lowest import lowest_versions
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 ENVIRONMENT = (ROOT / "environment.yml").read_text("utf-8")
@@ -58,6 +60,13 @@ def test_mlx_for_each_system():
     mac = re.search(r"\"mlx(>=\S+); sys_platform == 'darwin'\"", PROJECT)[1]
     linux = re.search(r"\"mlx\[cpu\](>=\S+); sys_platform == 'linux'\"", PROJECT)[1]
     assert mac == linux
+
+
+def test_the_lowest_versions_are_those_of_pyproject():
+    lowest = lowest_versions(PROJECT)
+    dependencies = PROJECT.split("dependencies = [", 1)[1].split("\n]", 1)[0]
+    assert len(lowest) == dependencies.count("\n") - 1, "a dependency has no lower bound (mlx is listed twice)"
+    assert f'"mlx[cpu]>={lowest["mlx"]},' in PROJECT
 
 
 def test_the_page_run_it_says_the_same():

@@ -61,7 +61,7 @@ def test_autoencoder_upsample(case):
 def autoencoder(name: str) -> ae.Autoencoder:
     """The whole autoencoder; the file of the small decoder holds only the weights that differ."""
     weights = golden("autoencoder").under("autoencoder.weight") | golden(name).under("autoencoder.weight")
-    return fill(ae.Autoencoder(configs.parse_autoencoder_config(golden(name).config["autoencoder"])), weights)
+    return fill(ae.Autoencoder(configs.parse_config("autoencoder", golden(name).config["autoencoder"])), weights)
 
 
 @cases
@@ -77,21 +77,21 @@ def test_autoencoder_encode(case):
 def test_autoencoder_pack_and_normalise(case):
     values = golden("autoencoder").under(f"patchify.{case}")
     latent = nhwc(values["in.latent"])
-    packed = ae.pack(latent)
+    packed = ae.patchify(latent)
     check(nchw(packed), values["out.packed"], tolerance=0)
-    check(ae.unpack(packed), latent, tolerance=0)
+    check(ae.unpatchify(packed), latent, tolerance=0)
     bn = autoencoder("autoencoder").bn
-    normalised = bn.normalise(packed)
+    normalised = bn.normalize(packed)
     check(nchw(normalised), values["out.normalised"])
     check(normalised.reshape(1, -1, packed.shape[-1]), values["out.tokens"])  # row by row
-    check(bn.denormalise(normalised), packed)
+    check(bn.denormalize(normalised), packed)
 
 
 @cases
 def test_autoencoder_decode(case):
     values = golden("autoencoder").under(f"decode.{case}")
     model, latents = autoencoder("autoencoder"), nhwc(values["in.normalised"])
-    check(nchw(ae.unpack(model.bn.denormalise(latents))), values["out.latent"])
+    check(nchw(ae.unpatchify(model.bn.denormalize(latents))), values["out.latent"])
     check(nchw(model.decode(latents)), values["out.image"])
 
 
@@ -132,7 +132,7 @@ def test_position_ids_rope(name):
 @cache
 def text_config() -> te.TextEncoderConfig:
     c = golden("text_encoder").config["qwen3"]
-    return configs.parse_text_encoder_config(c, {"text_encoder_out_layers": c["feature_layers"]})
+    return configs.parse_config("text_encoder", c, {"text_encoder_out_layers": c["feature_layers"]})
 
 
 @cache
@@ -196,7 +196,7 @@ def test_sampling_schedule(row):
 def test_sampling_euler(case):
     values = golden("sampling").under(f"euler.{case}")
     other, x = values["in.other"], values["in.noise"]
-    field = {"straight": lambda x, t: (x - other) / t, "curved": lambda x, t: t * x + other}[case]
+    field = {"straight": lambda x, t, *_: (x - other) / t, "curved": lambda x, t, *_: t * x + other}[case]
     steps = list(sampling.euler(field, x, values["in.sigmas"].tolist()))
     check(mx.stack([x, *(step.latents for step in steps)]), values["out.trajectory"])
     check(mx.stack([step.velocity for step in steps]), values["in.velocity"])
@@ -243,16 +243,16 @@ def test_transformer_feed_forward(case):
     values, layers = g.under(f"feed_forward.{case}"), nn.Module()
     layers.all = dit.mlp(20, 60)
     fill(layers, {f"all.{name}": w for name, w in g.under("feed_forward.weight").items()})
-    check(dit.chain(layers.all, values["in.x"]), values["out.x"])
+    check(dit.sequential(layers.all, values["in.x"]), values["out.x"])
 
 
 @cases
 def test_transformer_qk_norm(case):
     g = golden("transformer")
-    values, norm = g.under(f"qk_norm.{case}"), fill(dit.Scale(16), g.under("qk_norm.weight.query_norm"))
+    values, norm = g.under(f"qk_norm.{case}"), fill(dit.HeadRMSNorm(16), g.under("qk_norm.weight.query_norm"))
     check(norm(values["in.x"]), values["out.x"])
     both = dit.QKNorm(16)
-    both.query_norm, both.key_norm = dit.Scale(16), norm
+    both.query_norm, both.key_norm = dit.HeadRMSNorm(16), norm
     q, k = both(values["in.x"], values["in.x"])
     check(k, values["out.x"])
     check(q, k / norm.scale)  # queries have weights of their own, here all 1
@@ -298,7 +298,7 @@ def test_transformer_final_layer(case):
 def transformer() -> dit.Transformer:
     g = golden("transformer")
     config = g.config["model"] | {"timestep_guidance_channels": 256}
-    return fill(dit.Transformer(configs.parse_transformer_config(config)), g.under("model.weight"))
+    return fill(dit.Transformer(configs.parse_config("transformer", config)), g.under("model.weight"))
 
 
 @pytest.mark.parametrize("i", range(5))

@@ -1,11 +1,9 @@
-"""From prompt to picture against diffusers, on tiny random models: tokens, features, every step, every pixel.
+"""From prompt to picture against diffusers, on a tiny random model: tokens, features, every step, every pixel.
 
-The model in `pipelines/tiny` is always there (its README says what is stored). Larger ones of the same kind are run
-too where they are: `KLEINLITE_GOLDEN=folder`, by default `../shared/golden` beside the repository.
+The README in `pipelines` says what is stored.
 """
 
 import json
-import os
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from golden_tools import LOOSE, check, nchw, nhwc
 from mlx.utils import tree_flatten
 from PIL import Image
 
-from kleinlite.autoencoder import pack
+from kleinlite.autoencoder import patchify
 from kleinlite.pipeline import Klein, prepare_reference, to_images, to_pixels
 from kleinlite.position_ids import image_ids, reference_ids, text_ids
 from kleinlite.sampling import noise, schedule
@@ -24,7 +22,6 @@ from kleinlite.text_encoder import tokenize
 HERE = Path(__file__).parent
 TINY = HERE / "pipelines" / "tiny"
 META = json.loads((TINY / "meta.json").read_text(encoding="utf-8"))
-ELSEWHERE = Path(os.environ.get("KLEINLITE_GOLDEN", HERE.parent.parent / "shared" / "golden"))
 
 
 def gradients(width: int, height: int) -> Image.Image:
@@ -46,15 +43,9 @@ class Reference:
 
     def __init__(self, name: str):
         self.folder = TINY / "base" if name == "base" else TINY
-        self.model = self.folder
-        if name.startswith("shared-"):
-            self.folder = ELSEWHERE / name.removeprefix("shared-")
-            self.model = self.folder / "pipeline"
-            if not self.folder.is_dir():
-                pytest.skip("needs the larger golden pipelines: set KLEINLITE_GOLDEN to the folder that holds them")
         self.meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         self.expected = mx.load(str(self.folder / "expected.safetensors"))
-        self.klein = Klein.from_pretrained(self.model, dtype=mx.float32)
+        self.klein = Klein.from_pretrained(self.folder, dtype=mx.float32)
 
     def references(self, count: int) -> list[Image.Image]:
         stored = [Image.open(path) for path in sorted(self.folder.glob("ref_*.png"))]
@@ -88,12 +79,10 @@ def features(name: str, prompt: str) -> mx.array:
 RUNS = [
     *(("tiny", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2")),
     *(("base", run) for run in ("cfg", "cfg_edit")),
-    *(("shared-tiny", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2")),
-    *(("shared-tiny-base", run) for run in ("t2i", "t2i_unicode", "edit1", "edit2", "cfg")),
 ]
 each_run = pytest.mark.parametrize("name, run", RUNS)
 each_prompt = pytest.mark.parametrize("i", range(3))
-each_encoder = pytest.mark.parametrize("name", ["tiny", "shared-tiny", "shared-tiny-base"])
+each_encoder = pytest.mark.parametrize("name", ["tiny"])
 
 
 def test_all_runs_are_listed():
@@ -108,7 +97,7 @@ def test_all_runs_are_listed():
 @each_prompt
 def test_tokens(name, i):
     r = reference(name)
-    ids, mask = tokenize(r.klein.tokenizer, [r.meta["prompts"][i]], r.klein.info.tokens)
+    ids, mask = tokenize(r.klein.tokenizer, [r.meta["prompts"][i]], r.klein.info.max_length)
     assert ids.tolist() == r.expected[f"prompt{i}.input_ids"].tolist()
     assert mask.tolist() == r.expected[f"prompt{i}.mask"].astype(mx.bool_).tolist()
 
@@ -132,7 +121,7 @@ def test_encode(name):
 @each_encoder
 def test_decode(name):
     r = reference(name)
-    latents = r.klein.autoencoder.bn.normalise(pack(nhwc(r.expected["vae.latent_mean"])))
+    latents = r.klein.autoencoder.bn.normalize(patchify(nhwc(r.expected["vae.latent_mean"])))
     check(nchw(r.klein.autoencoder.decode(latents)), r.expected["vae.decoded"])
 
 
@@ -311,14 +300,16 @@ def test_other_files(kind, tmp_path):
         assert a.keys() == b.keys() and all(mx.array_equal(a[k], b[k]).item() for k in a)
     assert other(**r.wish("edit2")).tobytes() == r.klein(**r.wish("edit2")).tobytes()
     assert (
-        other.info.tokens == r.klein.info.tokens and other.info.distilled and not reference("base").klein.info.distilled
+        other.info.max_length == r.klein.info.max_length
+        and other.info.distilled
+        and not reference("base").klein.info.distilled
     )
 
 
 def test_bfloat16():
     """Half precision gives the same picture, but for its rounding; the autoencoder stays in float32."""
     r = reference("tiny")
-    half = Klein.from_pretrained(r.model, dtype=mx.bfloat16)
+    half = Klein.from_pretrained(r.folder, dtype=mx.bfloat16)
     assert half.encode_prompt("a").dtype == mx.bfloat16
     assert {w.dtype for _, w in tree_flatten(half.transformer.parameters())} == {mx.bfloat16}
     assert {w.dtype for _, w in tree_flatten(half.autoencoder.parameters())} == {mx.float32}

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from golden_tools import check
 
-from kleinlite.sampling import empirical_mu, euler, guide, noise, schedule
+from kleinlite.sampling import classifier_free_guidance, empirical_mu, euler, noise, noised, schedule, shift_time
 
 # width, height, steps: mu, and the first noise levels after 1 (or the last before 0, counted from the end)
 PUBLISHED = [
@@ -51,7 +51,7 @@ def test_mu_jumps_after_4300_tokens():
 def test_euler_is_exact_on_straight_paths(steps):
     """x = (1 - t)·data + t·noise has velocity noise - data everywhere: any number of steps ends at the data."""
     data, start = (mx.random.normal((2, 5, 3), key=mx.random.key(i)) for i in range(2))
-    taken = list(euler(lambda x, t: start - data, start, schedule(steps, 64)))
+    taken = list(euler(lambda x, t, *_: start - data, start, schedule(steps, 64)))
     check(taken[-1].latents, data)
     for step in taken:
         check(step.latents, (1 - step.t_next) * data + step.t_next * start)
@@ -61,7 +61,7 @@ def test_euler_is_exact_on_straight_paths(steps):
 def test_euler_works_step_by_step():
     calls = []
     x = mx.ones((1, 2, 3))
-    steps = euler(lambda x, t: calls.append(t) or x, x, [1.0, 0.5, 0.0])
+    steps = euler(lambda x, t, *_: calls.append(t) or x, x, [1.0, 0.5, 0.0])
     first = next(steps)
     assert calls == [1.0] and (first.index, first.t, first.t_next) == (0, 1.0, 0.5)
     check(first.latents, 0.5 * x)
@@ -70,7 +70,7 @@ def test_euler_works_step_by_step():
 
 def test_euler_keeps_the_type_and_adds_in_float32():
     x, v = (mx.random.normal((500,), key=mx.random.key(i)).astype(mx.bfloat16) for i in range(2))
-    [step] = euler(lambda x, t: v, x, [1.0, 0.7175])
+    [step] = euler(lambda x, t, *_: v, x, [1.0, 0.7175])
     exact = x.astype(mx.float32) - 0.2825 * v.astype(mx.float32)
     assert step.latents.dtype == mx.bfloat16
     check(step.latents, exact.astype(mx.bfloat16), 0)
@@ -78,9 +78,9 @@ def test_euler_keeps_the_type_and_adds_in_float32():
 
 def test_guidance():
     cond, uncond = (mx.random.normal((1, 4, 8), key=mx.random.key(i)) for i in range(2))
-    check(guide(cond, uncond, 1.0), cond)
-    check(guide(cond, uncond, 0.0), uncond, 0)
-    check(guide(cond, uncond, 4.0), 4 * cond - 3 * uncond)
+    check(classifier_free_guidance(cond, uncond, 1.0), cond)
+    check(classifier_free_guidance(cond, uncond, 0.0), uncond, 0)
+    check(classifier_free_guidance(cond, uncond, 4.0), 4 * cond - 3 * uncond)
 
 
 def test_noise():
@@ -92,3 +92,16 @@ def test_noise():
     assert abs(many.mean().item()) < 0.01 and abs(math.sqrt(many.var().item()) - 1) < 0.01
     # A seed means the same picture on every machine and in every version, so these three must never change.
     check(x[0, 0, :3], [1.3462508, 1.6741043, 0.3736329])
+
+
+def test_shift_time_keeps_both_ends_and_moves_towards_the_noise():
+    assert shift_time(0.0, 3.0) == 0 and shift_time(1.0, 3.0) == 1
+    assert math.isclose(shift_time(0.5, 3.0), 0.75)
+
+
+def test_noised_mixes_each_picture_by_its_own_level():
+    clean, eps = (mx.random.normal((2, 5, 3), key=mx.random.key(i)) for i in range(2))
+    mixed = noised(clean, eps, mx.array([0.0, 1.0]))
+    check(mixed[0], clean[0])
+    check(mixed[1], eps[1])
+    check(noised(clean, eps, 0.25), 0.75 * clean + 0.25 * eps)

@@ -86,12 +86,12 @@ def test_features_are_the_tapped_states(model):
     states = model.hidden_states(ids, mask, CONFIG.layers)
     assert len(states) == CONFIG.layers + 1
     check(states[0], model.embed_tokens(ids), 0)
-    check(model(ids, mask), mx.concatenate([states[k] for k in CONFIG.taps], axis=-1), 0)
+    check(model(ids, mask), mx.concatenate([states[k] for k in CONFIG.out_layers], axis=-1), 0)
 
 
 def test_nothing_above_the_highest_tap_is_computed():
     model = TextEncoder(CONFIG)
-    last = model.layers[max(CONFIG.taps)]
+    last = model.layers[max(CONFIG.out_layers)]
     last.update(tree_map(lambda w: w * mx.nan, last.parameters()))
     model.norm.weight = model.norm.weight * mx.nan
     assert mx.isfinite(model(ids_of(5), first(9))).all().item()

@@ -11,7 +11,15 @@ from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.pipeline import Klein
 from kleinlite.sampling import schedule
 from kleinlite.text_encoder import tokenize
-from kleinlite.training import flow_ids, flow_loss, shifted_times, text_encoder_loss
+from kleinlite.training import (
+    Batch,
+    encode_batch,
+    flow_ids,
+    flow_loss,
+    shifted_times,
+    text_encoder_loss,
+    velocity_loss,
+)
 
 
 def weights(module):
@@ -20,17 +28,18 @@ def weights(module):
 
 def test_flow_loss_of_the_exact_answer_is_zero(world):
     """A network that knows the noise: the loss must vanish, so target, time and mixing agree."""
-    _, _, encoder, _, data = world
+    _, _, encoder, transformer, data = world
     clean, references, ids, mask, key = data(0)
+    batch = encode_batch(transformer, encoder, GRID, clean, references, ids, mask)
     k_noise, k_time = mx.random.split(key)
     eps, t = mx.random.normal(clean.shape, key=k_noise), shifted_times(k_time, clean.shape[0])
 
-    def oracle(img, txt, time, img_ids, txt_ids):
+    def oracle(img, txt, time, rope):
         assert mx.allclose(time, t)
         assert mx.allclose(img[:, :36], (1 - t)[:, None, None] * clean + t[:, None, None] * eps, atol=1e-5)
         return eps - clean
 
-    assert flow_loss(oracle, encoder, GRID, clean, references, ids, mask, key).item() < 1e-9
+    assert flow_loss(oracle, batch, key).item() < 1e-9
 
 
 def test_references_are_told_apart_by_t():
@@ -58,8 +67,8 @@ def test_language_model_loss_ignores_padding(world):
 def test_a_saved_model_loads_and_draws_the_same(tmp_path, world):
     tokenizer, autoencoder, encoder, transformer, _ = world
     save_encoders(tmp_path / "m", autoencoder, CONFIG, 96, encoder, tokenizer)
-    save_transformer(tmp_path / "m", transformer, encoder._cfg, distilled=True)
-    save_transformer(tmp_path / "m" / "base", transformer, encoder._cfg, distilled=False)
+    save_transformer(tmp_path / "m", transformer, encoder.cfg, distilled=True)
+    save_transformer(tmp_path / "m" / "base", transformer, encoder.cfg, distilled=False, shares=True)
     index = json.loads((tmp_path / "m" / "model_index.json").read_text())
     assert (
         index["is_distilled"] and index["max_sequence_length"] == 32 and index["text_encoder_out_layers"] == [1, 2, 3]
@@ -75,13 +84,43 @@ def test_a_saved_model_loads_and_draws_the_same(tmp_path, world):
 
 
 def test_flow_loss_takes_its_times_as_shifted_as_it_is_told(world):
-    _, _, encoder, _, data = world
-    seen = []
+    _, _, encoder, transformer, data = world
+    *arrays, key = data(0)
+    batch = encode_batch(transformer, encoder, GRID, *arrays)
+    times = []
 
-    def net(img, txt, time, img_ids, txt_ids):
-        seen.append(time)
+    def net(img, txt, time, rope):
+        times.append(time)
         return img
 
     for shift in (1.0, 50.0):
-        flow_loss(net, encoder, GRID, *data(0), shift=shift)
-    assert mx.all(seen[1] > seen[0]) and seen[1].mean().item() > 0.8
+        flow_loss(net, batch, key, shift)
+    assert mx.all(times[1] > times[0]) and times[1].mean().item() > 0.8
+
+
+def test_references_stay_clean_and_are_not_judged():
+    """The network sees noised tokens before clean references, and its answer for the references does not count."""
+    clean, eps, references = (mx.random.normal((2, 4, 128), key=mx.random.key(i)) for i in range(3))
+    t = mx.array([0.25, 0.75])
+
+    def net(img, txt, time, rope):
+        assert mx.array_equal(img[:, 4:], references)
+        assert mx.allclose(img[1, :4], 0.25 * clean[1] + 0.75 * eps[1], atol=1e-6)
+        return mx.concatenate([eps - clean + 1, 100 * references], axis=1)
+
+    loss = velocity_loss(net, clean, mx.zeros((2, 1, 8)), t, eps, None, references)
+    assert loss.item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_loss_of_a_half_precision_batch_is_float32():
+    """Batches of adapters' training are bfloat16: the network gets that type, and errors are squared in float32."""
+    clean, eps = (mx.random.normal((1, 4, 128), key=mx.random.key(i)).astype(mx.bfloat16) for i in (0, 1))
+    types = []
+
+    def net(img, txt, time, rope):
+        types.append(img.dtype)
+        return img
+
+    batch = Batch(clean, mx.zeros((1, 1, 8)), None)
+    assert velocity_loss(net, *batch[:2], mx.array([0.5]), eps, batch.rope).dtype == mx.float32
+    assert types == [mx.bfloat16]

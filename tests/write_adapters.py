@@ -11,14 +11,14 @@ import mlx.core as mx
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "models"))
-from test_adapters import Golden, attach, detach, open_adapter  # noqa: E402
+from test_lora_files import META, OWN, Golden, attach, detach, open_adapter  # noqa: E402
 
 PAGE = ROOT / "notebooks" / "adapters.md"
 HEAD = """# Adapter files
 
 <!-- written by tests/write_adapters.py -->
 
-A LoRA for klein comes in many spellings, and many files that look like one are not. [Chapter 13](13_lora.ipynb) says
+A LoRA for klein comes in many spellings, and many files that look like one are not. [Chapter 14](14_lora.ipynb) says
 what the names mean. Here is one adapter in nine of them, read by kleinlite: its velocity, and the picture's latents
 after four steps, compared with what diffusers and PEFT compute (float32, values up to 3.4). Ten other files are not
 read at all, each with the sentence that says why. All lie in `tests/goldens/lora`; the script beside that folder made
@@ -56,14 +56,14 @@ shape.
 
 
 def page() -> str:
-    g = Golden("own")
-    spellings = {"a-diffusers": "a@1.0", **g.meta["must_give"]}
+    g = Golden()
+    spellings = {"a-diffusers": "a@1.0", **META["must_give"]}
     text = HEAD
     for name, title in NAMES.items():
         run, first = "none", ""
         if name:
             adapter, run = g.open(name), spellings[name].split(" ")[0]
-            attach(g.net, "x", adapter.changes(g.net))
+            attach(g.net, "x", adapter.deltas(g.net))
             first = f"`{min(mx.load(str(adapter.path)))}`"
         steps = g.steps()
         detach(g.net, "x")
@@ -71,10 +71,10 @@ def page() -> str:
         far = max(mx.abs(got - g.expected[want]).max().item() for got, want in pairs)
         text += f"| {title} | {first} | {far:.0e} |\n"
     text += REFUSED
-    for name in g.meta["must_refuse"]:
-        path = g.folder / "refuse" / f"{name}.safetensors"
+    for name in META["must_refuse"]:
+        path = OWN / "refuse" / f"{name}.safetensors"
         try:
-            open_adapter(path).changes(g.net)
+            open_adapter(path).deltas(g.net)
         except ValueError as refusal:
             said = str(refusal).replace(str(path), "x.safetensors")
             text += f"| {name.replace('-', ' ')} | {said} |\n"

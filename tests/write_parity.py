@@ -101,7 +101,7 @@ models' original code does. Where neither is involved, what is left is the round
 ## What this does not show
 
 - **The released weights.** They have not been run by us yet. That each of their tensors has a place of the right shape
-  is [tested](../tests/models/test_keys.py) by names and shapes alone.
+  is [tested](../tests/models/test_names.py) by names and shapes alone.
 - **Metal and CUDA.** These are a CPU's numbers. The same tests are set up to run on Apple silicon, where sums are
   added in another order; they allow ten times as much there.
 - **bfloat16**, which is what a GPU computes in. A test compares it with our own float32 only.
@@ -111,7 +111,7 @@ models' original code does. Where neither is involved, what is left is the round
 - **Quantised files' pictures.** FP8 and NVFP4 files are decoded as third-party readers lay them out, [byte by
   byte](../tests/models/test_formats.py); no other program's pictures from such a file were compared with ours. Adapter
   files have [a page of their own](adapters.md).
-- **Whether the pictures are good.** For klein-nano that is measured by a judge: `python -m kleinlite.nano.judge`.
+- **Whether the pictures are good.** For klein-nano that is measured by a judge: `python -m tools.evaluate`.
 
 ## Run it yourself
 

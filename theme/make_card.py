@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from kleinlite import Klein
-from kleinlite.nano.judge import SHOWCASE
+from kleinlite.nano.evaluate import SHOWCASE
 
 ROOT = Path(__file__).resolve().parent.parent
 CARD, FAVICON = ROOT / "notebooks" / "images" / "card.png", ROOT / "theme" / "favicon.png"

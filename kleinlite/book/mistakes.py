@@ -1,43 +1,46 @@
 """What if this line were wrong? Draws with one known mistake at a time, and says which checks notice.
 
-Hand-written; needs matplotlib. A mistake is a context: `line` changes a piece of a function's source for as long as it
+Needs matplotlib. A mistake is a context: `line` changes a piece of a function's source for as long as it
 lasts, and whatever else patches something will do as well. So the package itself needs no switches.
 
->>> wrong = {"linear schedule": mistakes.line(schedule, "shift / (shift + (1 / t - 1))", "t")}
+>>> wrong = {"linear schedule": mistakes.line(schedule, "shift_time(t, shift)", "t")}
 >>> effects = mistakes.compare(draw, cases, wrong, {"first step": lambda: schedule(4, 36)[1] > 0.9})
 """
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from PIL import Image
 
-from ..nano.judge import array, examine
+from ..errors import UserError
+from ..nano.evaluate import array, examine
 from ..scenes import Scene
 from . import plots
 
 __all__ = ["line", "Effect", "compare"]
 
 
-class line(AbstractContextManager):  # a context's name, as contextlib's own are
+class line(AbstractContextManager[None]):  # a context's name, as contextlib's own are
     """`function` with a piece of its source replaced, wherever it is called, while the context lasts."""
 
-    def __init__(self, function: Callable, right: str, wrong: str):
+    def __init__(self, function: Callable[..., Any], right: str, wrong: str):
         source = textwrap.dedent(inspect.getsource(function))
         if source.count(right) != 1:
-            raise ValueError(f"{function.__qualname__} must have {right!r} once, not {source.count(right)} times.")
+            raise UserError(f"{function.__qualname__} must have {right!r} once, not {source.count(right)} times.")
         names = dict(function.__globals__)
         exec(source.replace(right, wrong), names)
-        self.function, self.original, self.changed = function, function.__code__, names[function.__name__].__code__
+        self.function = function
+        self.original = function.__code__
+        self.changed = names[function.__name__].__code__
 
     def __enter__(self) -> None:
         self.function.__code__ = self.changed
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self.function.__code__ = self.original
 
 
@@ -52,7 +55,7 @@ class Effect(NamedTuple):
 def compare(
     draw: Callable[[], list[Image.Image]],
     cases: list[tuple[Scene, str]],
-    wrong: dict[str, AbstractContextManager],
+    wrong: Mapping[str, AbstractContextManager[Any]],
     checks: dict[str, Callable[[], bool]],
 ) -> dict[str, Effect]:
     """Draw rightly, then with each mistake; show the first four pictures of each, print and return the effects.
@@ -60,20 +63,24 @@ def compare(
     draw makes a picture for each case, a scene and its caption. wrong has the mistakes by name; checks has by name what
     is True as long as nothing is wrong.
     """
-    rows, effects, right = {}, {}, []
-    for name, mistake in {"right": nullcontext(), **wrong}.items():
-        with mistake:
+    rows: dict[str, list[Image.Image]] = {}
+    effects: dict[str, Effect] = {}
+    right: list[Image.Image] = []
+    worlds: dict[str, AbstractContextManager[Any]] = {"right": nullcontext(), **wrong}
+    for name, world in worlds.items():
+        with world:
             pictures = draw()
             caught = [check for check, holds in checks.items() if not holds()]
         right = right or pictures
-        off = [255 * mx.abs(array(a) - array(b)).mean().item() for a, b in zip(pictures, right)]
+        off = [255 * float(mx.abs(array(a) - array(b)).mean()) for a, b in zip(pictures, right)]
         seen = [ok for result in examine(pictures, cases) for ok in result.values()]
-        effect = effects[name] = Effect(sum(off) / len(off), sum(seen) / len(seen), caught)
+        effect = Effect(sum(off) / len(off), sum(seen) / len(seen), caught)
+        effects[name] = effect
         counted = f"{effect.levels:.1f} levels changed\n{sum(seen)} of {len(seen)} found"
         rows[f"{textwrap.fill(name, 20)}\n{counted}"] = pictures[:4]
     plots.rows(rows)
     if effects["right"].caught:
-        raise ValueError(f"A check that fails without a mistake tells nothing: {', '.join(effects['right'].caught)}.")
+        raise UserError(f"A check that fails without a mistake tells nothing: {', '.join(effects['right'].caught)}.")
     for name in wrong:
         print(f"{name}: caught by {', '.join(effects[name].caught) or 'no check of this chapter'}")
     return effects

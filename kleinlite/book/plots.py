@@ -5,8 +5,9 @@ Figures are small, on white (they must be legible on a dark page too), and have 
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os.path import commonprefix
+from typing import Any
 
 import matplotlib.pyplot as plt
 import mlx.core as mx
@@ -17,12 +18,15 @@ from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import NullLocator
 from PIL import Image
 
-STYLE = {
+from ..cpu import setup
+
+STYLE: Any = {
     "figure.dpi": 80, "font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
     "figure.facecolor": "white", "savefig.facecolor": "white", "axes.prop_cycle": plt.cycler(
         color=["#3a60d6", "#f08a24", "#3ca052", "#d63031", "#864ebe", "#2c2c36"]),
 }  # fmt: skip
 plt.rcParams.update(STYLE)
+setup()  # each notebook's first cell imports this module, and its networks are often built by hand
 
 # The way from a prompt to a picture: where each tensor stands, its name, its shape, the chapter that makes it.
 STAGES = {
@@ -53,7 +57,7 @@ INHERITED = {
 }  # fmt: skip
 
 
-def as_image(x: mx.array | Image.Image) -> Image.Image | list:
+def as_image(x: mx.array | Image.Image) -> Any:
     """What matplotlib can show: PIL pictures and maps (H, W) as they are, pixels (H, W, 3) from [-1, 1] to [0, 1]."""
     if isinstance(x, Image.Image):
         return x
@@ -62,11 +66,12 @@ def as_image(x: mx.array | Image.Image) -> Image.Image | list:
 
 def compress(picture: Image.Image) -> tuple[bytes, str]:
     """A file small enough to be committed with its notebook: a photo's JPEG or a plot's PNG of 256 colours; which."""
-    file, picture = io.BytesIO(), picture.convert("RGB")
+    file = io.BytesIO()
+    picture = picture.convert("RGB")
     if picture.getcolors(4096) is None:  # more than that: plots have one or two thousand, by their soft edges
         picture.save(file, "JPEG", quality=75, optimize=True)
         return file.getvalue(), "jpeg"
-    few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)  # means keep the tints
     few.save(file, "PNG", optimize=True)
     return file.getvalue(), "png"
 
@@ -82,7 +87,7 @@ def show_figure(dots: int = 160, sharper: float = 2) -> None:
     display(Picture(file, format=kind, width=width, height=height))
 
 
-def make_grid(count: int, columns: int, size: tuple[float, float], **more: str) -> tuple[Figure, list[Axes]]:
+def make_grid(count: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, list[Axes]]:
     """A figure of places without axes for `count` pictures, as many as `columns` in a row; and the places, in order.
 
     size: inches of one place.
@@ -94,7 +99,7 @@ def make_grid(count: int, columns: int, size: tuple[float, float], **more: str) 
     return figure, list(axes.flat)
 
 
-def show(images: Sequence, titles: Sequence[str] = (), columns: int = 6, scale: float = 1.25) -> None:
+def show(images: Sequence[Any], titles: Sequence[str] = (), columns: int = 6, scale: float = 1.25) -> None:
     """Pictures side by side: PIL, or arrays (H, W, 3) in [-1, 1]."""
     titles = ["\n".join(textwrap.fill(line, int(17 * scale)) for line in title.split("\n")) for title in titles]
     words = max((0.1 + 0.15 * (title.count("\n") + 1) for title in titles), default=0)  # inches above each row
@@ -107,9 +112,10 @@ def show(images: Sequence, titles: Sequence[str] = (), columns: int = 6, scale: 
     show_figure(dots=150, sharper=1.5)
 
 
-def rows(pictures: dict[str, Sequence[Image.Image]], scale: float = 0.8) -> None:
+def rows(pictures: Mapping[str, Sequence[Image.Image]], scale: float = 0.8) -> None:
     """Rows of pictures, each with its name to the left."""
-    columns, words = max(len(row) for row in pictures.values()), 1.4  # inches
+    columns = max(len(row) for row in pictures.values())  # inches
+    words = 1.4
     width = scale * columns + words
     figure, axes = make_grid(len(pictures) * columns, columns, (width / columns, scale))
     for i, (name, row) in enumerate(pictures.items()):
@@ -126,7 +132,7 @@ def maps(
     limits: tuple[float, float] | None = None, label: str = "",
 ) -> None:  # fmt: skip
     """Several (H, W) maps of numbers in colour, one scale for all of them, with its bar."""
-    low, high = limits or (min(a.min().item() for a in arrays), max(a.max().item() for a in arrays))
+    low, high = limits or (min(float(a.min()) for a in arrays), max(float(a.max()) for a in arrays))
     columns = min(columns, len(arrays))
     tall = scale * arrays[0].shape[0] / arrays[0].shape[1]
     size = (scale + 0.6 / columns, max(tall + 0.2, 0.8))
@@ -239,7 +245,8 @@ def overview(mark: str = "") -> None:
     ax.set(xlim=(0, 10.6), ylim=(0.1, 4.1))
     ax.axis("off")
     for start, end in ARROWS:
-        (x0, y0), (x1, y1) = STAGES[start][:2], STAGES[end][:2]
+        (x0, y0) = STAGES[start][:2]
+        (x1, y1) = STAGES[end][:2]
         if y0 == y1:
             places = (x1 - 0.7, y1), (x0 + 0.7, y0)
         elif x0 == x1:
@@ -257,7 +264,7 @@ def overview(mark: str = "") -> None:
         on = bool(mark) and chapter == mark
         ink = "white" if on else "black"
         face = "#3a60d6" if on else "#fdf3e7" if name == "transformer" else "#eef1f8"
-        style = {"boxstyle": "round,pad=0.06", "facecolor": face, "edgecolor": "#8a94b8"}
+        style: Any = {"boxstyle": "round,pad=0.06", "facecolor": face, "edgecolor": "#8a94b8"}
         ax.add_patch(FancyBboxPatch((x - 0.56, y - 0.32), 1.12, 0.64, **style))
         ax.text(x, y + 0.1, name, ha="center", va="center", fontsize=7.5, color=ink, weight="bold")
         ax.text(x, y - 0.17, shape, ha="center", va="center", fontsize=6, color=ink)
@@ -291,7 +298,7 @@ def blocks() -> None:
     ax.axis("off")
 
     def box(x: float, y: float, text: str, width: float = 1.9, colour: str = "#eef1f8") -> None:
-        style = {"boxstyle": "round,pad=0.05", "facecolor": colour, "edgecolor": "#8a94b8"}
+        style: Any = {"boxstyle": "round,pad=0.05", "facecolor": colour, "edgecolor": "#8a94b8"}
         ax.add_patch(FancyBboxPatch((x - width / 2, y - 0.3), width, 0.6, **style))
         ax.text(x, y, text, ha="center", va="center", fontsize=7)
 
@@ -314,7 +321,8 @@ def blocks() -> None:
 
     for x, side, name, colour in ((1.6, -1, "text (m, d)", "#fdf3e7"), (5.2, 1, "picture (n, d)", "#e7f3ec")):
         words(x, 7.95, name, "bold")
-        read, out = "norm · scale, shift", "MLP (SwiGLU) · gate"
+        read = "norm · scale, shift"
+        out = "MLP (SwiGLU) · gate"
         for y, text in ((7.2, read), (6.4, "q, k, v"), (4.4, "projection · gate"), (2.8, read), (2.0, out)):
             box(x, y, text, colour=colour)
         arrow(x, 6.1, x - side * 0.4, 5.75)
@@ -363,7 +371,8 @@ def name_trees(pairs: dict[str, Sequence[str]], titles: tuple[str, str], size: f
     size: of the letters, in points.
     """
     sides = tree_rows(list(pairs)), tree_rows([name for names in pairs.values() for name in names])
-    letter, row = 0.602 * size / 72, 0.165  # inches
+    letter = 0.602 * size / 72  # inches
+    row = 0.165
     height = row * (max(map(len, sides)) + 2)
     figure = plt.figure(figsize=(7.4, height))
     ax = figure.add_axes((0, 0, 1, 1))
@@ -374,13 +383,15 @@ def name_trees(pairs: dict[str, Sequence[str]], titles: tuple[str, str], size: f
         ax.text(start, row, title, fontsize=size + 1.5, weight="bold", va="center")
         ends.append({})
         for i, (depth, text, name) in enumerate(found):
-            x, y = start + 0.14 * depth, row * (i + 2.5)
+            x = start + 0.14 * depth
+            y = row * (i + 2.5)
             ink = "black" if name else "#777"
             ax.text(x, y, text, fontsize=size, family="DejaVu Sans Mono", va="center", color=ink)
             ends[side][name] = (x - 0.05 if side else x + len(text) * letter + 0.1, y)
     for ours, theirs in pairs.items():
         colour = "#f08a24" if "txt" in ours else "#3ca052" if "img" in ours else "#3a60d6"
         for name in theirs:
-            (x0, y0), (x1, y1) = ends[0][ours], ends[1][name]
+            (x0, y0) = ends[0][ours]
+            (x1, y1) = ends[1][name]
             ax.plot([x0, 2.75, 4.25, x1], [y0, y0, y1, y1], color=colour, linewidth=0.9)
     show_figure(sharper=1.65)

@@ -1,9 +1,10 @@
-"""MLX at a good speed on a Linux CPU. Hand-written; on a Mac or with a GPU nothing here changes anything.
+"""MLX at a good speed on a Linux CPU. On a Mac or with a GPU nothing here changes anything.
 
 MLX is made for Apple's chips. Its Linux CPU build gives the same results, but four things in it are slow or large:
 
 - matrix products, 30 to 100 times: the wheel brings the reference BLAS. `setup` puts OpenBLAS in its place, the
-  fastest one where there are several;
+  fastest one where there are several, and its threads sleep when there is nothing to do; where other programs keep
+  the cores busy, a small model's products take one thread (`idle_cores_only`);
 - large arrays: each goes back to the kernel after every operation and has to be asked for again. `setup`
   tells the C library to keep them;
 - exp, 5 to 8 times, and with it sigmoid, silu, softmax and attention: MLX works it out one value at a time.
@@ -20,12 +21,12 @@ compiles with g++; where there is none, it runs the operations one by one.)
     KLEINLITE_CPU=off           switches all of it off
 """
 
-from .blas import blas_name, blas_speeds, setup, setup_process
+from .blas import blas_name, idle_cores_only, setup
 from .convolution import STRIP, by_rows, conv2d, upsample_conv2d
+from .layers import speed_up
 from .operations import FAST, SCORES, affine, attention, exp, sigmoid, silu, softmax
-from .streams import by_halves, by_turns, two_streams
 
 __all__ = [
-    "FAST", "SCORES", "STRIP", "affine", "attention", "blas_name", "blas_speeds", "by_halves", "by_rows", "by_turns",
-    "conv2d", "exp", "setup", "setup_process", "sigmoid", "silu", "softmax", "two_streams", "upsample_conv2d",
+    "FAST", "SCORES", "STRIP", "affine", "attention", "blas_name", "by_rows", "conv2d", "exp", "idle_cores_only",
+    "setup", "sigmoid", "silu", "softmax", "speed_up", "upsample_conv2d",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
@@ -31,11 +32,16 @@ def print_row(title: str, own: Callable, theirs: Callable, *shapes: tuple[int, .
     mx.eval(args, w)
     every = tuple(range(len(args)))
     steps = [mx.value_and_grad(lambda *args, f=f: (f(*args) * w).sum(), every) for f in (own, theirs)]
-    ratios = time_ratio(own, theirs, *args), time_ratio(*steps, *args), time_ratio(*map(mx.compile, steps), *args)
+    compiled = [mx.compile(step) for step in steps]
+    ratios = (
+        time_ratio(own, theirs, *args),
+        time_ratio(steps[0], steps[1], *args),
+        time_ratio(compiled[0], compiled[1], *args),
+    )
     print(f"{title:40}{ratios[0]:10.2f}{ratios[1]:12.2f}{ratios[2]:10.2f}", flush=True)
 
 
-def print_forward(title: str, own: Callable, theirs: Callable, *args: mx.array | int) -> None:
+def print_forward(title: str, own: Callable, theirs: Callable, *args: Any) -> None:
     """The first of these ratios alone, for what is only used forward."""
     print(f"{title:40}{time_ratio(own, theirs, *args):10.2f}", flush=True)
 
@@ -44,37 +50,42 @@ def benchmark() -> None:
     """Print a table of ratios, time here / time of MLX's own operation: below 1 is faster."""
     print(f"time here / time of MLX's own operation ({blas_name() or 'no fast BLAS'}, {os.cpu_count()} cores)")
     print(f"{'':40}{'forward':>10}{'+ backward':>12}{'compiled':>10}")
-    large, small = (2048, 4096), (2176, 384)
+    large = (2048, 4096)
+    small = (2176, 384)
     print_row(f"exp {large}", exp, mx.exp, large)
     print_row(f"sigmoid {large}", sigmoid, mx.sigmoid, large)
     print_row(f"softmax {large}", softmax, lambda x: mx.softmax(x, axis=-1), large)
     for shape in (small, large):
-        gated, theirs = lambda a, b: silu(a) * b, lambda a, b: a * mx.sigmoid(a) * b
+        gated = lambda a, b: silu(a) * b
+        theirs = lambda a, b: a * mx.sigmoid(a) * b
         print_row(f"silu(a) * b {shape}", gated, theirs, shape, shape)
-    for shape in ((32, 4, 68, 32), (8, 24, 256, 64)):
-        for title, mask in (("", None), (" causal", mx.tri(shape[2]) > 0)):
-            how = {"scale": shape[3] ** -0.5, "mask": mask}
-            own, theirs = partial(attention, **how), partial(mx.fast.scaled_dot_product_attention, **how)
-            print_row(f"attention {shape}{title}", own, theirs, shape, shape, shape)
+    for heads in ((32, 4, 68, 32), (8, 24, 256, 64)):
+        for title, mask in (("", None), (" causal", mx.tri(heads[2]) > 0)):
+            how = {"scale": heads[3] ** -0.5, "mask": mask}
+            own = partial(attention, **how)
+            theirs = partial(mx.fast.scaled_dot_product_attention, **how)
+            print_row(f"attention {heads}{title}", own, theirs, heads, heads, heads)
     plain = lambda x, mean, scale, shift: (x - mean) * scale + shift
     print_row("affine (1, 256, 256, 128)", affine, plain, (1, 256, 256, 128), *3 * [(1, 1, 1, 128)])
     upsample = lambda x, w: mx.conv2d(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2), w, padding=1)
-    for shape in ((1, 64, 64, 128), (1, 256, 256, 128)):
-        args = mx.random.normal(shape), mx.random.normal((128, 3, 3, 128))
-        print_forward(f"convolution {shape}", conv2d, mx.conv2d, *args, 1, 1)
-        print_forward(f"upsampled, convolution {shape}", upsample_conv2d, upsample, *args)
+    for picture in ((1, 64, 64, 128), (1, 256, 256, 128)):
+        args = mx.random.normal(picture), mx.random.normal((128, 3, 3, 128))
+        print_forward(f"convolution {picture}", conv2d, mx.conv2d, *args, 1, 1)
+        print_forward(f"upsampled, convolution {picture}", upsample_conv2d, upsample, *args)
     for bits in (8, 4):
-        x, (w, scales, biases) = mx.random.normal((64, 1024)), mx.quantize(mx.random.normal((1024, 1024)), bits=bits)
+        x = mx.random.normal((64, 1024))
+        (w, scales, biases) = mx.quantize(mx.random.normal((1024, 1024)), bits=bits)
         ours = lambda x, *w, bits=bits: packed_matmul(
             x, dict(zip(("weight", "scales", "biases"), w)), "affine", bits, 64
         )
         theirs = partial(mx.quantized_matmul, bits=bits)
         print_forward(f"product with {bits} bits (64, 1024, 1024)", ours, theirs, x, w, scales, biases)
     if blas._original:
-        a, b = mx.random.normal((256, 1024)), mx.random.normal((1024, 1024))
+        a = mx.random.normal((256, 1024))
+        b = mx.random.normal((1024, 1024))
         mx.eval(a, b)
 
-        def slow(a, b):
+        def slow(a: mx.array, b: mx.array) -> None:
             ours = blas._point_to(blas._original)
             mx.eval(a @ b)
             blas._point_to(ours)

@@ -4,38 +4,40 @@ libmlx.so calls the BLAS through a table of addresses, which the loader fills in
 We look up where in that table cblas_sgemm and its two sisters stand, and write other addresses there.
 No file is changed, and it does not matter whether mlx was imported before.
 
-Which OpenBLAS matters as much as having one: an older one does not know a newer processor, and is a fifth as fast.
-Where there are several, each multiplies for some 20 ms on one thread, by turns, in processor time, which other work on
-the machine changes little; the fastest is taken. What was measured is kept in the user's cache folder until a library,
-MLX or the processor is another one.
+Which OpenBLAS matters as much as having one: an older one does not know a newer processor, and is a fifth as fast. So
+the wheel scipy-openblas32, which comes with this package, is taken first, others only where it is missing.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
-import json
-import math
 import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from ..errors import FileError
 from .operations import FAST
 
 GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # float32, float64, complex64: all that MLX calls
 SLOT_KINDS = {"x86_64": (6, 7), "aarch64": (1025, 1026)}  # R_<machine>_GLOB_DAT and _JUMP_SLOT
-PT_DYNAMIC, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL = 2, 2, 5, 6, 7, 8, 23  # <elf.h>
-
-LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+PT_DYNAMIC = 2  # <elf.h>
+DT_PLTRELSZ = 2
+DT_STRTAB = 5
+DT_SYMTAB = 6
+DT_RELA = 7
+DT_RELASZ = 8
+DT_JMPREL = 23
 
 _process: int | None = None  # in which `setup` ran
 _blas: Candidate | None = None
-_speeds: dict[str, float] = {}  # what to call a library → GFLOP/s, where there was a choice
 _slots: dict[str, int] = {}  # name → where its address stands in the table
 _original: dict[str, int] = {}  # name → the address that stood there before
 
@@ -64,16 +66,17 @@ def _slots_of(library: _Library) -> dict[str, int]:
     info = dict(zip(words[::2], words[1::2]))
     # Addresses in there count from the library's start, unless the loader has already added that.
     at = {tag: value if value >= base else base + value for tag, value in info.items()}
-    slots = {}
+    slots: dict[str, int] = {}
     for start, size in ((DT_JMPREL, DT_PLTRELSZ), (DT_RELA, DT_RELASZ)):
         if start not in info:
             continue
         entries = (ctypes.c_uint64 * (info[size] // 8)).from_address(at[start])[:]
         for offset, what in zip(entries[::3], entries[1::3]):  # the third word is 0 for these kinds
-            symbol, kind = what >> 32, what & 0xFFFFFFFF
+            symbol = what >> 32
+            kind = what & 0xFFFFFFFF
             if kind in kinds:
-                name = ctypes.c_uint32.from_address(at[DT_SYMTAB] + 24 * symbol).value
-                name = ctypes.string_at(at[DT_STRTAB] + name).decode()
+                start = ctypes.c_uint32.from_address(at[DT_SYMTAB] + 24 * symbol).value
+                name = ctypes.string_at(at[DT_STRTAB] + start).decode()
                 if name in GEMMS:
                     slots[name] = base + offset
     return slots
@@ -84,7 +87,7 @@ def _find_slots() -> dict[str, int]:
     found = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
-    def visit(library, size, data):  # an exception could not leave this function, so it does very little
+    def visit(library: Any, size: int, data: Any) -> int:  # no exception could leave it, so it does little
         if os.path.basename(library.contents.name or b"").startswith(b"libmlx.so"):
             found.append((library.contents.name, _Library.from_buffer_copy(library.contents)))
         return 0
@@ -93,7 +96,7 @@ def _find_slots() -> dict[str, int]:
     beside = os.path.realpath(os.path.dirname(mx.__file__))  # the wheel keeps it in lib/ next to mlx.core
     own = [library for name, library in found if os.path.realpath(os.fsdecode(name)).startswith(beside + os.sep)]
     if len(found) > 1 and len(own) != 1:
-        raise OSError(f"{len(found)} libraries are called libmlx.so, and which one MLX calls is not clear")
+        raise FileError(f"{len(found)} libraries are called libmlx.so, and which one MLX calls is not clear")
     return _slots_of((own or [library for _, library in found])[0]) if found else {}
 
 
@@ -104,11 +107,12 @@ def _point_to(addresses: dict[str, int]) -> dict[str, int]:
     mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for name in addresses:
         if mprotect(_slots[name] // page * page, page, 1 | 2):  # read | write; some loaders seal the table
-            raise OSError(ctypes.get_errno(), "mprotect")
+            raise FileError(ctypes.get_errno(), "mprotect")
     before = {}
     for name, address in addresses.items():
         word = ctypes.c_uint64.from_address(_slots[name])
-        before[name], word.value = word.value, address
+        before[name] = word.value
+        word.value = address
     return before
 
 
@@ -121,14 +125,14 @@ class Candidate(NamedTuple):
 
 
 def _candidates() -> list[Candidate]:
-    found = [
+    wheel = importlib.util.find_spec("scipy_openblas32")  # importing it takes longer than loading the library
+    files = Path(wheel.origin).parent.glob("lib/libscipy_openblas*") if wheel and wheel.origin else ()
+    return [
+        *(Candidate("scipy-openblas32", str(file), "scipy_") for file in files),
         Candidate("OpenBLAS (conda)", os.path.join(sys.prefix, "lib", "libopenblas.so.0"), ""),
         Candidate("OpenBLAS (system)", "libopenblasp.so.0", ""),  # Fedora: this one has threads
         Candidate("OpenBLAS (system)", "libopenblas.so.0", ""),
     ]
-    wheel = importlib.util.find_spec("scipy_openblas32")  # importing it takes longer than loading the library
-    files = Path(wheel.origin).parent.glob("lib/libscipy_openblas*") if wheel and wheel.origin else ()
-    return [*found, *(Candidate("scipy-openblas32", str(file), "scipy_") for file in files)]
 
 
 def _addresses(path: str, prefix: str) -> dict[str, int]:
@@ -137,8 +141,8 @@ def _addresses(path: str, prefix: str) -> dict[str, int]:
     config = library[prefix + "openblas_get_config"]
     config.restype = ctypes.c_char_p
     if b"USE64BITINT" in config():
-        raise OSError(f"{path} takes 64-bit sizes, MLX passes 32-bit ones")
-    return {name: ctypes.cast(library[prefix + name], ctypes.c_void_p).value for name in _slots}
+        raise FileError(f"{path} takes 64-bit sizes, MLX passes 32-bit ones")
+    return {name: ctypes.cast(library[prefix + name], ctypes.c_void_p).value or 0 for name in _slots}
 
 
 def _products_are_right() -> bool:
@@ -149,30 +153,13 @@ def _products_are_right() -> bool:
             a = mx.random.randint(-9, 10, (40, 24) if turn_a else (24, 40), key=next(keys)).astype(dtype)
             b = mx.random.randint(-9, 10, (33, 40) if turn_b else (40, 33), key=next(keys)).astype(dtype)
             if dtype == mx.complex64:
-                a, b = a * (2 + 1j), b * (1 - 3j)
-            a, b = a.T if turn_a else a, b.T if turn_b else b
+                a = a * (2 + 1j)
+                b = b * (1 - 3j)
+            a = a.T if turn_a else a
+            b = b.T if turn_b else b
             if not mx.array_equal(a @ b, (a[:, :, None] * b).sum(axis=1)).item():
                 return False
     return True
-
-
-def _compare(usable: list[tuple[Candidate, dict[str, int]]]) -> dict[str, float]:
-    """GFLOP/s of MLX's product with each library, by path: one thread's, times the threads that it would use."""
-    a, b = mx.full((256, 1024), 0.5), mx.full((1024, 1024), 0.25)
-    mx.eval(a, b)
-    threads = {c.path: _threads(c) for c, _ in usable}
-    best = dict.fromkeys(threads, math.inf)
-    for turn in range(4):
-        for candidate, addresses in usable:
-            _point_to(addresses)
-            start = time.process_time()
-            mx.eval(a @ b)
-            if turn:  # the first turn brings the library's buffers into memory
-                best[candidate.path] = min(best[candidate.path], time.process_time() - start)
-    for candidate, _ in usable:
-        _threads(candidate, threads[candidate.path])
-    flops = 2 * a.size * b.shape[1]
-    return {path: threads[path] * flops / max(seconds, 1e-6) / 1e9 for path, seconds in best.items()}
 
 
 def _threads(candidate: Candidate, count: int = 1) -> int:
@@ -181,45 +168,6 @@ def _threads(candidate: Candidate, count: int = 1) -> int:
     before = library[candidate.prefix + "openblas_get_num_threads"]()
     library[candidate.prefix + "openblas_set_num_threads"](count)
     return before
-
-
-def _cache_file() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(folder) / "kleinlite" / "blas.json"
-
-
-def _circumstances(candidates: list[Candidate]) -> list:
-    """What a measurement holds for: the processor, MLX, and the libraries' files as they are now."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = sorted({line for line in lines if line.startswith(("model name", "CPU part"))})
-    except OSError:
-        processor = [platform.machine()]
-    places = [[os.path.join(folder, c.path) for folder in ("", *LIBRARIES)] for c in candidates]
-    files = [next((f for f in files if os.path.isfile(f)), None) for files in places]
-    stamps = [[f, os.stat(f).st_mtime_ns, os.stat(f).st_size] if f else None for f in files]
-    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("OPENBLAS_"))
-    return [mx.__version__, processor, settings, stamps]
-
-
-def _recall(circumstances: list) -> dict[str, float]:
-    """The speeds measured in these circumstances, by path; empty if there are none."""
-    try:
-        known = json.loads(_cache_file().read_text(encoding="utf-8"))
-        speeds = known["gigaflops"] if known["circumstances"] == circumstances else {}
-        return {str(path): float(speed) for path, speed in speeds.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none yet, or not ours
-        return {}
-
-
-def _remember(circumstances: list, speeds: dict[str, float]) -> None:
-    """Best effort: where nothing can be kept, the next start measures again."""
-    try:
-        _cache_file().parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"circumstances": circumstances, "gigaflops": speeds}, indent=1)
-        _cache_file().write_text(text + "\n", encoding="utf-8")
-    except OSError:
-        pass
 
 
 def _works(addresses: dict[str, int]) -> dict[str, int] | None:
@@ -235,36 +183,21 @@ def _works(addresses: dict[str, int]) -> dict[str, int] | None:
 
 
 def _use_fast_blas() -> Candidate | None:
-    """Find the fastest BLAS and make MLX call it; what MLX calls from now on, None if its own."""
+    """Make MLX call the first library that is there and right; returns it, None if MLX keeps its own."""
     _slots.update(_find_slots())
     if "cblas_sgemm" not in _slots:
         return None
-    candidates = _candidates()
-    circumstances = _circumstances(candidates)
-    speeds, usable = _recall(circumstances), []
-    for candidate in sorted(candidates, key=lambda c: -speeds.get(c.path, 0)):
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # threads without work sleep at once instead of spinning
+    for candidate in _candidates():
         try:
             addresses = _addresses(candidate.path, candidate.prefix)
         except (OSError, AttributeError):  # not there, or not what it seems
             continue
-        if any(addresses == known for _, known in usable):  # two ways to name one file
-            continue
         before = _works(addresses)
-        if before is None:
-            continue
-        _original.update(_original or before)
-        usable.append((candidate, addresses))
-        if speeds:  # measured before: the fastest comes first
-            break
-    if not usable:
-        return None
-    if not speeds and len(usable) > 1:
-        speeds = _compare(usable)
-        _remember(circumstances, speeds)
-    best, addresses = max(usable, key=lambda found: speeds.get(found[0].path, 0))
-    _point_to(addresses)
-    _speeds.update({c.name: round(speeds[c.path]) for c in candidates if c.path in speeds})
-    return best
+        if before is not None:
+            _original.update(_original or before)
+            return candidate
+    return None
 
 
 def setup() -> None:
@@ -281,7 +214,8 @@ def setup() -> None:
     try:
         _blas = _use_fast_blas()
     except Exception as error:  # whatever it was: the slow way works, and the line below says so
-        _blas, trouble = None, f"a fast BLAS could not be put in place ({type(error).__name__}: {error})"
+        _blas = None
+        trouble = f"a fast BLAS could not be put in place ({type(error).__name__}: {error})"
     if _blas is None:
         print(
             f"kleinlite: {trouble}, so matrix products take 30 to 100 times as long as they need to. "
@@ -306,11 +240,29 @@ def limit_threads(count: int | None) -> int:
     return before
 
 
+def count_idle_cores() -> int:
+    """Cores on which nothing runs at this moment but this thread; 0 or less where programs wait for one."""
+    running = Path("/proc/loadavg").read_text("utf-8").split()[3].partition("/")[0]
+    return (os.cpu_count() or 1) - int(running) + 1
+
+
+@contextmanager
+def idle_cores_only() -> Iterator[None]:
+    """Inside, a product takes no more threads than there are idle cores, and at least one.
+
+    A small product is over in less time than a thread waits for a core that something else has.
+    """
+    if _blas is None:
+        yield
+        return
+    before = limit_threads(None)
+    limit_threads(max(1, min(before, count_idle_cores())))
+    try:
+        yield
+    finally:
+        limit_threads(before)
+
+
 def setup_process() -> int | None:
     """The process in which `setup` tried the product. MLX's threads began there, and do not come along into a fork."""
     return _process
-
-
-def blas_speeds() -> dict[str, float]:
-    """The libraries that were compared, in GFLOP/s; empty where there was no choice."""
-    return dict(_speeds)

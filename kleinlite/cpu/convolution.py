@@ -35,13 +35,18 @@ def conv2d(
         return mx.conv2d(before(x), weight, stride, padding) + bias
     if (k, stride, padding) == (1, 1, 0):
         return before(x) @ weight[:, 0, 0].T + bias
-    convolve, values, step = lambda x: mx.conv2d(x, weight, stride), k * k * c, 1
+    convolve = lambda x: mx.conv2d(x, weight, stride)
+    values = k * k * c
+    step = 1
     if (k, stride) == (3, 1) and height % 2 == width % 2 == 0 and c >= 16 and b * height * width * c * c_out > FEW:
         filters = winograd_filters(*mx.depends([weight], [x]))  # not before their turn
-        convolve, values, step = lambda x: winograd(x, filters), 4 * max(c, c_out), 2  # 16 values for 4 pixels
+        convolve = lambda x: winograd(x, filters)  # 16 values for 4 pixels
+        values = 4 * max(c, c_out)
+        step = 2
 
     def strip(first: int, last: int) -> tuple[mx.array, Callable[[mx.array], mx.array]]:
-        top, bottom = first * stride - padding, (last - 1) * stride - padding + k
+        top = first * stride - padding
+        bottom = (last - 1) * stride - padding + k
         around = [(0, 0), (max(-top, 0), max(bottom - H, 0)), (padding, padding), (0, 0)]
         return x[
             :, max(top, 0) : min(bottom, H)
@@ -58,7 +63,8 @@ def upsample_conv2d(x: mx.array, weight: mx.array, bias: mx.array | float = 0.0)
     """
     if not _fast(x, weight):
         return mx.conv2d(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2), weight, padding=1) + bias
-    (b, H, W, c), c_out = x.shape, len(weight)
+    (b, H, W, c) = x.shape
+    c_out = len(weight)
     (weight,) = mx.depends([weight], [x])  # or MLX would prepare the filters of a whole network first, and keep them
 
     def halves(w: mx.array, axis: int) -> tuple[mx.array, mx.array]:
@@ -70,8 +76,8 @@ def upsample_conv2d(x: mx.array, weight: mx.array, bias: mx.array | float = 0.0)
 
     def convolve(x: mx.array) -> mx.array:
         h = x.shape[1] - 2
-        y = [mx.conv2d(x[:, i : i + h + 1, j : j + W + 1], filters[i][j]) for i in (0, 1) for j in (0, 1)]
-        y = mx.stack(y, axis=3).reshape(b, h, W, 2, 2, c_out)  # last but two: odd row? odd column?
+        parts = [mx.conv2d(x[:, i : i + h + 1, j : j + W + 1], filters[i][j]) for i in (0, 1) for j in (0, 1)]
+        y = mx.stack(parts, axis=3).reshape(b, h, W, 2, 2, c_out)  # last but two: odd row? odd column?
         return y.swapaxes(2, 3).reshape(b, 2 * h, 2 * W, c_out)
 
     def strip(first: int, last: int) -> tuple[mx.array, Callable[[mx.array], mx.array]]:
@@ -97,7 +103,8 @@ def _in_strips(
     strip: rows first, ..., last - 1 of the result as what they are made of, and the function that makes them. Each is
     worked out and goes to its place before the next begins, so that nothing large is there twice.
     """
-    rows, result = max(1, STRIP // row_bytes // step) * step, None
+    rows = max(1, STRIP // row_bytes // step) * step
+    result = mx.zeros((0,))  # until the first strip says what a row becomes
     for first in range(0, height, rows):
         last = min(first + rows, height)
         x, f = strip(first, last)
@@ -105,7 +112,7 @@ def _in_strips(
         if last - first == height:
             return y
         grown = y.shape[1] // (last - first)
-        if result is None:
+        if first == 0:
             result = mx.zeros((len(y), grown * height, *y.shape[2:]), y.dtype)
         result[:, grown * first : grown * last] = y
         with suppress(ValueError):  # inside `mx.compile` there is nothing to work out yet
@@ -130,12 +137,15 @@ def winograd(x: mx.array, filters: list[mx.array]) -> mx.array:
 
     d, 4 × 4 pixels, two further for the next; V = Bᵀ d B; M = U · V, the products; Y = Aᵀ M A, 2 × 2 results.
     """
-    b, H, W, c = x.shape[0], x.shape[1] - 2, x.shape[2] - 2, x.shape[3]
+    b = x.shape[0]
+    H = x.shape[1] - 2
+    W = x.shape[2] - 2
+    c = x.shape[3]
     before = lambda d0, d1, d2, d3: (d0 - d2, d1 + d2, d2 - d1, d1 - d3)
     behind = lambda m0, m1, m2, m3: (m0 + m1 + m2, m1 - m2 - m3)
     columns = before(*(x[:, :, i : i + W : 2] for i in range(4)))  # 4 times (b, H + 2, W/2, c)
     V = [before(*(d[:, i : i + H : 2] for i in range(4))) for d in columns]  # 4 times 4 times (b, H/2, W/2, c)
     M = [[V[j][i].reshape(-1, c) @ filters[4 * i + j] for i in range(4)] for j in range(4)]
     Y = zip(*(behind(*column) for column in M))  # for both rows of results: 4 times (b · H/2 · W/2, c_out)
-    rows = [mx.stack(behind(*row), axis=1).reshape(b, H // 2, W, -1) for row in Y]
+    rows = [mx.stack(list(behind(*row)), axis=1).reshape(b, H // 2, W, -1) for row in Y]
     return mx.stack(rows, axis=2).reshape(b, H, W, -1)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from typing import cast
 
 import mlx.core as mx
 
@@ -17,7 +18,8 @@ FAST = sys.platform == "linux" and mx.default_device() == mx.Device(mx.cpu) and 
 
 # ---------------------------------------------------------------- exp, and what is built on it
 
-LN2_HIGH, LN2_LOW = 0.693145751953125, 1.428606765330187e-06  # ln 2 in two parts; n * LN2_HIGH is exact
+LN2_HIGH = 0.693145751953125  # ln 2 in two parts; n * LN2_HIGH is exact
+LN2_LOW = 1.428606765330187e-06
 ROUND = 1.5 * 2**23 + 127  # float32 has no room left for fractions here, so adding this rounds
 
 
@@ -68,58 +70,58 @@ def _reduce(op: Callable[..., mx.array], x: mx.array) -> mx.array:
 
 
 @mx.custom_function
-def _fast_weights(x):
+def _fast_weights(x: mx.array) -> mx.array:
     """2^x, scaled by a number per row so that the largest is 1. The scale is taken for a constant: it cancels later."""
     return _exp2_of_difference(x, _reduce(mx.max, x))
 
 
 @_fast_weights.vjp
-def _fast_weights_vjp(x, g, y):
+def _fast_weights_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
     return LN2 * (g * y)
 
 
 @mx.custom_function
-def _fast_exp(x):
+def _fast_exp(x: mx.array) -> mx.array:
     return _exp(x)
 
 
 @_fast_exp.vjp
-def _fast_exp_vjp(x, g, y):
+def _fast_exp_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
     return g * y
 
 
 @mx.custom_function
 @mx.compile
-def _fast_sigmoid(x):
+def _fast_sigmoid(x: mx.array) -> mx.array:
     return 1 / (1 + _exp(-x))
 
 
 @_fast_sigmoid.vjp
-def _fast_sigmoid_vjp(x, g, y):
+def _fast_sigmoid_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
     return g * y * (1 - y)
 
 
 @mx.custom_function
 @mx.compile
-def _fast_silu(x):
+def _fast_silu(x: mx.array) -> mx.array:
     return x / (1 + _exp(-x))
 
 
 @_fast_silu.vjp
 @mx.compile
-def _fast_silu_vjp(x, g, y):
+def _fast_silu_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
     s = 1 / (1 + _exp(-x))  # inside mx.compile the same numbers as above, not once more
     return g * (s + y * (1 - s))
 
 
 @mx.custom_function
-def _fast_softmax(x):
+def _fast_softmax(x: mx.array) -> mx.array:
     e = _exp_of_difference(x, x.max(axis=-1, keepdims=True))
     return e * (1 / e.sum(axis=-1, keepdims=True))
 
 
 @_fast_softmax.vjp
-def _fast_softmax_vjp(x, g, y):
+def _fast_softmax_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
     return y * (g - (g * y).sum(axis=-1, keepdims=True))
 
 
@@ -129,12 +131,12 @@ def _fast(*arrays: mx.array) -> bool:
 
 def exp(x: mx.array) -> mx.array:
     """e to the x, value by value."""
-    return _fast_exp(x) if _fast(x) else mx.exp(x)
+    return cast(mx.array, _fast_exp(x)) if _fast(x) else mx.exp(x)
 
 
 def sigmoid(x: mx.array) -> mx.array:
     """1 / (1 + exp(-x)), value by value."""
-    return _fast_sigmoid(x) if _fast(x) else mx.sigmoid(x)
+    return cast(mx.array, _fast_sigmoid(x)) if _fast(x) else mx.sigmoid(x)
 
 
 def silu(x: mx.array) -> mx.array:
@@ -142,11 +144,11 @@ def silu(x: mx.array) -> mx.array:
     if not _fast(x):
         return x * mx.sigmoid(x)
     # MLX compiles quick loops for arrays without gaps only: half of a large array is copied first.
-    return _fast_silu(mx.contiguous(x) if x.size > 2**18 else x)
+    return cast(mx.array, _fast_silu(mx.contiguous(x) if x.size > 2**18 else x))
 
 
 @mx.compile
-def _affine(x, mean, scale, shift):
+def _affine(x: mx.array, mean: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
     return (x - mean) * scale + shift
 
 
@@ -159,7 +161,7 @@ def softmax(x: mx.array, axis: int = -1) -> mx.array:
     """exp(x), scaled so that it adds up to 1 along `axis`."""
     if not _fast(x):
         return mx.softmax(x, axis=axis, precise=True)
-    return _fast_softmax(x.swapaxes(axis, -1)).swapaxes(axis, -1)
+    return cast(mx.array, _fast_softmax(x.swapaxes(axis, -1))).swapaxes(axis, -1)
 
 
 SCORES = 10 * 2**20  # bytes of scores at a time: they stay in the processor's cache
@@ -179,22 +181,26 @@ def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.arra
     """
     if not _fast(q, k, v):
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
-    (b, nh, s, _), (nkv, keys) = q.shape, k.shape[1:3]
+    (b, nh, s, _) = q.shape
+    (nkv, keys) = k.shape[1:3]
     q = q * (scale / LN2)  # powers of 2 are quicker than powers of e
-    k, v = mx.contiguous(k), mx.contiguous(v)  # once, or each product below would do it
+    k = mx.contiguous(k)  # once, or each product below would do it
+    v = mx.contiguous(v)
     shared = nh // nkv
     size = 4 * shared * s * keys  # bytes of the scores of one head of keys
     if b * nkv * size <= SCORES:
         return _attention(q, k, v, mask)
-    groups, rows = max(1, SCORES // size), -(-s // -(-size // SCORES))  # heads of keys, and queries, at a time
+    groups = max(1, SCORES // size)  # heads of keys, and queries, at a time
+    rows = -(-s // -(-size // SCORES))
     streams = [mx.default_stream(mx.cpu), second_stream()]
-    last = {stream: [] for stream in streams}
+    last: dict[mx.Stream, list[mx.array]] = {stream: [] for stream in streams}
     if mask is not None:
         mask = mx.broadcast_to(mask, (b, nh, s, keys))
 
     def part(i: int, g: int, row: int) -> mx.array:
         """Some queries of some heads of picture i: they need no others."""
-        here, stream = slice(i, i + 1), streams[(i * nkv + g) // groups % 2]
+        here = slice(i, i + 1)
+        stream = streams[(i * nkv + g) // groups % 2]
         mine = here, slice(shared * g, shared * (g + groups)), slice(row, row + rows)
         kv = here, slice(g, g + groups)
         with mx.stream(stream):
@@ -209,10 +215,11 @@ def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.arra
 
 def _attention(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
     """All scores at once. The sum divides the product, which is smaller than the scores."""
-    (b, nh, s, hd), nkv = q.shape, k.shape[1]
+    (b, nh, s, hd) = q.shape
+    nkv = k.shape[1]
     # The heads that share keys go below each other, into one taller product: no copies of k and v.
     scores = q.reshape(b, nkv, -1, hd) @ k.swapaxes(-1, -2)  # (b, nkv, nh/nkv * s, s)
     if mask is not None:
         scores = scores.reshape(b, nh, s, -1) + mx.where(mask, 0.0, -mx.inf)
-    weights = _fast_weights(scores).reshape(b, nkv, -1, k.shape[2])
+    weights = cast(mx.array, _fast_weights(scores)).reshape(b, nkv, -1, k.shape[2])
     return ((weights @ v) * (1 / _reduce(mx.sum, weights))).reshape(b, nh, s, hd)

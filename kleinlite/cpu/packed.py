@@ -1,4 +1,4 @@
-"""Packed matrices: decoding, and products. Hand-written; chapter 7 tells the idea, on codes of 4 bits.
+"""Quantized matrices: decoding, and products. Hand-written; chapter 7 tells the idea, on codes of 4 bits.
 
 On a GPU a product is MLX's own. On a Linux CPU `mx.quantized_matmul` is a slow loop, and `mx.dequantize` takes several
 times as long as a product with few tokens. But the *first* codes of all words are a matrix of their own, of every n-th
@@ -11,7 +11,7 @@ of the group's inputs.
 - An eight-bit float's bits, put where float32 has its own, are the same number with an exponent that is 120 too small.
 
 In all functions tensors are "weight" and, where the mode has them, "scales", "biases", "global_scale"; mode, bits and
-group are those of `kleinlite.quantisation.Packing`.
+group are those of `kleinlite.quantization.QuantSpec`.
 """
 
 import mlx.core as mx
@@ -19,24 +19,25 @@ import mlx.core as mx
 
 def dequantize(tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
     """The matrix, or some rows of it, from its tensors: (…, d_in), float32 unless stored otherwise."""
-    weight, scales, biases = (tensors.get(name) for name in ("weight", "scales", "biases"))
+    weight = tensors["weight"]
     if mode == "stored":
         return weight
+    scales = tensors["scales"]
     if mode == "fp8":
         return mx.from_fp8(weight, mx.float32) * scales
+    biases = None
     if mode == "affine":
-        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        scales = scales.astype(mx.float32)
+        biases = tensors["biases"].astype(mx.float32)
     w = mx.dequantize(weight, scales, biases, group, bits, mode, dtype=mx.float32)
     return w * tensors.get("global_scale", 1.0)
 
 
 def packed_matmul(x: mx.array, tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
-    """x @ W.T with a packed W, (…, d_in) → (…, d_out), as x's type. Not inside `mx.compile` on a CPU: it evaluates."""
+    """x @ W.T with a packed W, (…, d_in) → (…, d_out), as x's type."""
     if mx.default_device() == mx.Device(mx.cpu):
         y = matmul_in_pieces(x.reshape(-1, x.shape[-1]).astype(mx.float32), tensors, mode, bits, group)
-        y = y.reshape(*x.shape[:-1], -1).astype(x.dtype)
-        mx.eval(y)  # so that one decoded layer at a time is in memory
-        return y
+        return y.reshape(*x.shape[:-1], -1).astype(x.dtype)
     if mode in ("stored", "fp8"):
         [w] = mx.depends([tensors["weight"]], [x])  # so that no layer is decoded before its turn
         y = x @ (w.astype(x.dtype) if mode == "stored" else mx.from_fp8(w, x.dtype)).T
@@ -59,8 +60,10 @@ def matmul_in_pieces(x: mx.array, tensors: dict[str, mx.array], mode: str, bits:
         w = decode_e4m3(weight.view(mx.uint8)).reshape(*scales.shape, group)
         return x @ (w * scales[..., None]).reshape(len(weight), -1).T
     words, n = whole_words(weight, bits)
-    scales, decode = mx.repeat(scales, group // n, axis=1), decode_affine if mode == "affine" else decode_e2m1
-    mask, y = mx.array(2**bits - 1, dtype=words.dtype), mx.zeros((len(x), len(words)))
+    scales = mx.repeat(scales, group // n, axis=1)
+    decode = decode_affine if mode == "affine" else decode_e2m1
+    mask = mx.array(2**bits - 1, dtype=words.dtype)
+    y = mx.zeros((len(x), len(words)))
     if "biases" in tensors:
         y = x.reshape(len(x), -1, group).sum(axis=-1) @ tensors["biases"].astype(mx.float32).T
     for k in range(n):
@@ -70,7 +73,7 @@ def matmul_in_pieces(x: mx.array, tensors: dict[str, mx.array], mode: str, bits:
 
 
 def whole_words(codes: mx.array, bits: int) -> tuple[mx.array, int]:
-    """Packed codes (d_out, d_in·bits/32) → words that hold a whole number of codes (d_out, d_in/n), and that n."""
+    """Quantized codes (d_out, d_in·bits/32) → words that hold a whole number of codes (d_out, d_in/n), and that n."""
     if 32 % bits == 0:
         return codes, 32 // bits
     span = {3: 3, 5: 5, 6: 3}[bits]  # after so many bytes the borders fall together again

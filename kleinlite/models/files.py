@@ -1,100 +1,229 @@
-"""A part's files on this machine: JSON, shards and their index, and whether weights are whole. Hand-written.
+"""A model's files on this machine: JSON, shards and their index, and whether weights are whole.
 
-What a damaged weight file is, the safetensors library decides; here it becomes a sentence.
+What a damaged weight file is, the safetensors library decides; here it becomes a sentence. A part's files are listed
+and checked once, by `open_weights`, and then known as a `WeightFiles`. Every array that comes from a weight file,
+whoever has made it, comes through `load_tensors`.
 """
 
 import contextlib
+import io
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
 from safetensors import SafetensorError, deserialize, safe_open
 
 from ..checkpoints import read_header
-from ..errors import printable
+from ..errors import MissingFileError, UserError, clip, first_few, printable
+from .gguf import check_gguf, read_gguf_header
+from .registry import FOLDERS
 
 # Bytes up to which a file is checked in memory: `safe_open` imports numpy, which takes longer than drawing with nano.
 SMALL_FILE = 2**25
 LARGEST_JSON = 2**26  # bytes; an index of the largest model has a hundredth of it
+LARGEST_HEADER = 10**8  # bytes: the limit of the format
+LONGEST_NAME = 150  # characters of a tensor's name; those of released models and of adapters have fewer than 90
+GGUF = b"GGUF"  # how such a file begins
+MLX_TYPES = {
+    "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E4M3", "F16", "BF16", "F32", "C64",
+}  # fmt: skip
 
 
 def check_file(path: Path) -> None:
     """Refuse what is no file: nothing, a link that leads nowhere, a pipe that would wait for ever."""
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: the folder is not a complete model in the released layout.")
+        raise MissingFileError(f"{path} is missing: the folder is not a complete model in the released layout.")
     if not path.is_file():
-        raise ValueError(f"{path} is not a file, but a folder, a pipe or a device: the folder is not a complete model.")
+        raise UserError(f"{path} is not a file, but a folder, a pipe or a device: the folder is not a complete model.")
 
 
-def read_json(path: Path) -> dict:
-    """A JSON file that holds names and values. Raises FileNotFoundError or ValueError with a sentence."""
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds names and values. Raises MissingFileError or UserError."""
     check_file(path)
     if path.stat().st_size > LARGEST_JSON:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, far too many for what it is: download it again.")
+        raise UserError(f"{path} has {path.stat().st_size:,} bytes, far too many for what it is: download it again.")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as e:
-        raise ValueError(f"{path} is not valid JSON ({printable(str(e))[:100]}): download it again.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is JSON, but not a list of names and their values: download it again.")
-    return found
+        raise UserError(f"{path} is not valid JSON ({printable(str(e))[:100]}): download it again.") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is JSON, but not a list of names and their values: download it again.")
+    return values
+
+
+INDEX = "model_index.json"
+INDEXES = (INDEX, "modular_model_index.json")  # diffusers has two ways to write a pipeline
+
+
+def find_index(folder: Path) -> Path:
+    """A model's index, under either name; the usual one if there is none."""
+    return next((folder / name for name in INDEXES if (folder / name).exists()), folder / INDEX)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model's folder, and what its index says."""
+
+    path: Path
+    index: dict[str, Any]
+
+    def part(self, name: str) -> Path:
+        """Where a part, "tokenizer" or "scheduler" lies: here, or in the folder above if the index shares its parts."""
+        folder = FOLDERS.get(name, name)
+        own = self.path / folder
+        if "shares" in self.index and not own.is_dir():
+            own = self.path.parent / folder
+        encoder = own.parent / FOLDERS["text_encoder"]  # where FLUX.3's tokenizer lies
+        in_encoder = name == "tokenizer" and not own.is_dir() and (encoder / "tokenizer.json").exists()
+        return encoder if in_encoder else own
+
+
+# ---------------------------------------------------------------- weights
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """The files with a part's weights, each of them whole when it was opened."""
+
+    path: Path  # the part's folder, or its single file
+    files: tuple[Path, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def load(self) -> tuple[dict[str, mx.array], dict[str, str]]:
+        """All tensors, and what the headers say beside them. The arrays are lazy: only headers are read."""
+        arrays: dict[str, mx.array] = {}
+        metadata: dict[str, str] = {}
+        for file in self.files:
+            tensors, words = load_tensors(file)
+            arrays |= tensors
+            metadata |= words
+        return arrays, metadata
+
+
+def load_tensors(path: Path, content: bytes | None = None) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """A checked file's tensors, and what its header says beside them, whatever its name ends in.
+
+    content: its bytes, if they are in memory; else the arrays are lazy. Raises UserError.
+    """
+    kind = "gguf" if is_gguf(path) else "safetensors"
+    source = str(path) if content is None else io.BytesIO(content)
+    try:
+        tensors, words = cast(Any, mx.load(source, format=kind, return_metadata=True))
+    except (RuntimeError, ValueError) as e:  # of a header that changes meanwhile, or a path that is no UTF-8
+        why = printable(str(e))[:100]
+        raise UserError(f"MLX cannot read {path} ({why}): download it again, or take another file.") from None
+    return tensors, {"format": "gguf"} if kind == "gguf" else words
+
+
+def open_weights(path: Path) -> WeightFiles:
+    """The files with a part's weights, checked: all shards of a folder, or the one file.
+
+    Raises MissingFileError or UserError if one is missing, damaged, or not in the folder.
+    """
+    if path.is_file():
+        check_weights_file(path)
+        return WeightFiles(path, (path,))
+    index = sorted(path.glob("*.safetensors.index.json"))
+    files = [path / name for name in read_shard_names(index[0])] if index else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise MissingFileError(
+            f"There is no .safetensors file in {path}: the model is not complete, download it again."
+        )
+    for file in files:
+        if not file.is_file():
+            why = f"named in {index[0].name} but missing" if index else "a link to a file that is missing"
+            raise MissingFileError(f"{file} is {why}: download the model again.")
+        if not is_inside(file, path):
+            raise UserError(f"{file} is a link to a file outside of the folder: copy that file here.")
+        check_weights_file(file)
+    return WeightFiles(path, tuple(files))
+
+
+def load_arrays(path: Path) -> dict[str, mx.array]:
+    """All tensors of a part's folder or file, lazily."""
+    return open_weights(path).load()[0]
 
 
 def check_weights_file(path: Path) -> None:
-    """Refuse a safetensors file that is damaged or was cut short. Raises ValueError."""
+    """Refuse a file that is damaged, was cut short, or holds what MLX cannot read; only its header is read.
+
+    Raises UserError.
+    """
+    if is_gguf(path):
+        tensors = check_gguf(path)
+    else:
+        check_whole(path)
+        tensors = read_header(path)
+        types = sorted({str(tensor["dtype"]) for tensor in tensors.values()} - MLX_TYPES)
+        if types:
+            raise UserError(
+                f"{path} has tensors of the type {', '.join(types)}, which MLX cannot read: save it in bfloat16 or "
+                "float16."
+            )
+    odd = [name for name in tensors if len(name) > LONGEST_NAME or not name.isprintable()]
+    if odd:
+        raise UserError(
+            f"{path} has tensors with names that no model has ({first_few(map(clip, odd), 1)}): take another."
+        )
+
+
+def check_whole(path: Path) -> None:
+    """Refuse a safetensors file that is damaged or was cut short. Raises UserError."""
+    size = path.stat().st_size
     try:
-        if path.stat().st_size <= SMALL_FILE:
-            deserialize(path.read_bytes())
+        if size <= SMALL_FILE:
+            check_safetensors(path)
         else:
             with safe_open(path, framework="np"):
                 pass
         return
     except (SafetensorError, OSError) as error:
         why = printable(str(error).removeprefix("Error while deserializing header: "))[:100]
-    size, needed = path.stat().st_size, 0
+    needed = 0
     with contextlib.suppress(Exception):  # only to tell a file that was cut from one that is damaged
         end = max(t["data_offsets"][1] for t in read_header(path).values())
         with path.open("rb") as f:
             needed = 8 + int.from_bytes(f.read(8), "little") + end
     if size < needed:
-        raise ValueError(f"{path} has {size:,} of {needed:,} bytes, the rest is missing: download it again.")
-    raise ValueError(f"{path} is not a safetensors file, or it is damaged ({why}): download it again.")
+        raise UserError(f"{path} has {size:,} of {needed:,} bytes, the rest is missing: download it again.")
+    raise UserError(f"{path} is not a safetensors file, or it is damaged ({why}): download it again.")
 
 
-def list_weights_files(path: Path) -> list[Path]:
-    """The files with a part's weights: all shards of a folder, or the one file.
+def read_tensors(path: Path) -> dict[str, Any]:
+    """Name → dtype and shape of the tensors in one file, of which only the header is read."""
+    return read_gguf_header(path) if is_gguf(path) else read_header(path)
 
-    Raises FileNotFoundError or ValueError if one is missing, damaged, or not in the folder.
+
+def is_gguf(path: Path) -> bool:
+    """By its content, since a file of the hub's store has no ending; and by its ending, or a damaged one was none."""
+    with path.open("rb") as file:
+        return file.read(len(GGUF)) == GGUF or path.suffix == ".gguf"
+
+
+def check_safetensors(path: Path) -> None:
+    """Let the library judge a small file by its header and its length, with zeros for its numbers.
+
+    Raises SafetensorError.
     """
-    if path.is_file():
-        check_weights_file(path)
-        return [path]
-    if index := sorted(path.glob("*.safetensors.index.json")):
-        files = [path / name for name in read_shard_names(index[0])]
-    else:
-        files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(
-            f"There is no .safetensors file in {path}: the model is not complete, download it again."
-        )
-    for file in files:
-        if not file.is_file():
-            why = f"named in {index[0].name} but missing" if index else "a link to a file that is missing"
-            raise FileNotFoundError(f"{file} is {why}: download the model again.")
-        if not is_inside(file, path):
-            raise ValueError(f"{file} is a link to a file outside of the folder: copy that file here.")
-        check_weights_file(file)
-    return files
+    with path.open("rb") as file:
+        start = file.read(8)
+        start += file.read(min(int.from_bytes(start, "little"), LARGEST_HEADER))
+    deserialize(start.ljust(path.stat().st_size, b"\0"))
 
 
 def read_shard_names(index: Path) -> list[str]:
-    """The files that an index of shards names. Raises ValueError unless they are plain names beside it."""
+    """The files that an index of shards names. Raises UserError unless they are plain names beside it."""
     places = read_json(index).get("weight_map")
     names = list(places.values()) if isinstance(places, dict) else []
-    plain = lambda name: isinstance(name, str) and re.fullmatch(r"[^/\\\0]+\.safetensors", name)
-    if not names or not all(map(plain, names)):
-        raise ValueError(f"{index} names no files beside it in which the weights are: download it again.")
+    if not names or not all(isinstance(n, str) and re.fullmatch(r"[^/\\\0]+\.safetensors", n) for n in names):
+        raise UserError(f"{index} names no files beside it in which the weights are: download it again.")
     return sorted(set(names))
 
 
@@ -107,22 +236,3 @@ def is_inside(file: Path, folder: Path) -> bool:
             stores += [repository / "blobs", repository.parent / "blobs"]
     real = file.resolve()
     return any(real.is_relative_to(store) for store in stores)
-
-
-def load_arrays(path: Path) -> dict[str, mx.array]:
-    """All tensors of a part's folder or file. The arrays are lazy: nothing is read before it is used."""
-    arrays = {}
-    for file in list_weights_files(path):
-        try:
-            arrays.update(mx.load(str(file)))
-        except RuntimeError as e:
-            raise ValueError(f"MLX cannot read {file} ({e}): download it again, or take another model.") from None
-    return arrays
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The words in the headers of a part's files."""
-    metadata = {}
-    for file in list_weights_files(path):
-        metadata |= mx.load(str(file), return_metadata=True)[1]
-    return metadata

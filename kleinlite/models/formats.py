@@ -1,44 +1,49 @@
-"""Packed weights as files have them: FP8, two layouts of NVFP4, MLX's own. Hand-written.
+"""Quantized weights as files have them: FP8, two layouts of NVFP4, MLX's own.
 
 Codes and scales come as tensors of their own (`x.weight`, `x.weight_scale`, …). `assemble` puts together what belongs
-to one matrix, in MLX's order, as a `Packed` of chapter 7; `load_weights` gives a module its weights, packed or not.
-What each layer is, is decided by what lies there, never from a list: in FP8 files some layers are bfloat16, and which
+to one matrix, in MLX's order, as a `QuantizedMatrix` of chapter 7; `load_weights` gives a module its
+weights, quantized or not. A matrix whose codes and scales are not of its kind's types and shapes is refused.
+The kind of each layer follows from its tensors, never from a list: in FP8 files some layers are bfloat16, and which
 ones differs from file to file.
 """
+
+from typing import NoReturn, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..quantisation import PACKINGS, STORED, Packed, Packing
-from .packing import packed_layer
+from ..errors import UserError, clip
+from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
+from .packing import quantized_layer
 
 IGNORED = (".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")  # about activations, or for other programs
 
 
-def find_packing(quantize: int | str | None) -> Packing | None:
+def find_quant_spec(quantize: int | str | None) -> QuantSpec | None:
     """The packing that `quantize=4` or `quantize="nvfp4"` stands for; ValueError, with the list, if there is none."""
-    if quantize is not None and quantize not in PACKINGS:
-        known = ", ".join(map(str, PACKINGS))
-        raise ValueError(f"quantize is one of {known} (bits per weight, or a format), not {quantize!r}.")
-    return PACKINGS.get(quantize)
+    if quantize is not None and quantize not in QUANT_SPECS:
+        known = ", ".join(map(str, QUANT_SPECS))
+        raise UserError(f"quantize is one of {known} (bits per weight, or a format), not {quantize!r}.")
+    return None if quantize is None else QUANT_SPECS[quantize]
 
 
 def load_weights(
-    module: nn.Module, weights: dict[str, mx.array | Packed], dtype: mx.Dtype, keep_narrow: bool = False
+    module: nn.Module, weights: dict[str, mx.array | QuantizedMatrix], dtype: mx.Dtype, keep_narrow: bool = False
 ) -> nn.Module:
     """Give a module its weights by name: arrays as `dtype`, packed ones as they are. Returns the module.
 
     keep_narrow: matrices in a narrower type than `dtype` stay in it, and are cast when they are used.
     """
-    layers, arrays = dict(module.named_modules()), {}
+    layers = dict(module.named_modules())
+    arrays = {}
     for name, w in weights.items():
         path = name.removesuffix(".weight")
         is_matrix = isinstance(layers.get(path), (nn.Linear, nn.Embedding)) and name.endswith(".weight")
         if keep_narrow and is_matrix and isinstance(w, mx.array) and w.dtype.size < dtype.size:
-            w = Packed({"weight": w}, STORED)
-        if isinstance(w, Packed):
-            module.update_modules(tree_unflatten([(path, packed_layer(layers[path], w, dtype))]))
+            w = QuantizedMatrix({"weight": w}, UNQUANTIZED)
+        if isinstance(w, QuantizedMatrix):
+            module.update_modules(tree_unflatten([(path, quantized_layer(layers[path], w, dtype))]))
         else:
             arrays[name] = w.astype(dtype)
     module.update(tree_unflatten(list(arrays.items())))
@@ -46,51 +51,115 @@ def load_weights(
 
 
 def assemble(
-    arrays: dict[str, mx.array], metadata: dict[str, str] | None = None, mlx: Packing | None = None
-) -> dict[str, mx.array | Packed]:
+    arrays: dict[str, mx.array], metadata: dict[str, str] | None = None, mlx: QuantSpec | None = None
+) -> dict[str, mx.array | QuantizedMatrix]:
     """Codes and scales → packed matrices under the name of the weight; everything else as it is.
 
     metadata: the file's. mlx: how matrices with `.scales` are packed, from the part's config.json.
     """
     arrays = {name.replace(".scale_weight", ".weight_scale"): w for name, w in arrays.items()}
     arrays = {name: w for name, w in arrays.items() if not name.endswith(IGNORED)}
+    matrices: dict[str, QuantizedMatrix] = {}
     swizzled = any(name.endswith(".weight_scale_2") for name in arrays) and is_swizzled(arrays, metadata or {})
+    scaled_twice = any(name.endswith(".global_scale") for name in arrays)
     for name in [name for name in arrays if name.endswith(".weight")]:
-        layer, codes = name.removesuffix(".weight"), arrays[name]
+        layer = name.removesuffix(".weight")
+        codes = arrays[name]
         if f"{layer}.scales" in arrays:
-            if mlx is None:
-                raise ValueError(
-                    f"{name} is quantised and config.json does not say how (quantization): a file is missing."
+            kinds = [k for k in ("weight", "scales", "biases", "global_scale") if f"{layer}.{k}" in arrays]
+            tensors = {k: arrays.pop(f"{layer}.{k}") for k in kinds}
+            spec = gguf_spec(codes, tensors["scales"]) if (metadata or {}).get("format") == "gguf" else mlx
+            if spec is None:
+                raise UserError(
+                    f"{clip(name)} is quantised and config.json does not say how (quantization): a file is missing."
                 )
-            found = {k: arrays.pop(f"{layer}.{k}", None) for k in ("weight", "scales", "biases", "global_scale")}
-            arrays[name] = Packed({k: w for k, w in found.items() if w is not None}, mlx)
+            check_packed(name, tensors, spec, scaled_twice)
+            matrices[name] = QuantizedMatrix(tensors, spec)
         elif codes.dtype == mx.uint8:
-            scale, second = (arrays.pop(f"{layer}.{k}", None) for k in ("weight_scale", "weight_scale_2"))
-            if scale is not None and scale.dtype == mx.uint8:
-                arrays[name] = from_nvfp4(codes, scale, second, swizzled)
+            scale = arrays.pop(f"{layer}.weight_scale", mx.array(1.0))
+            second = arrays.pop(f"{layer}.weight_scale_2", None)
+            if scale.dtype == mx.uint8:
+                matrices[name] = from_nvfp4(name, codes, scale, second, swizzled)
+            elif codes.ndim == 2:
+                tensors = {"weight": codes, "scales": scale_per_row(name, scale, len(codes))}
+                matrices[name] = QuantizedMatrix(tensors, QuantSpec("fp8", 8))
             else:
-                scale = mx.array(1.0) if scale is None else scale
-                tensors = {"weight": codes, "scales": scale_per_row(scale, len(codes))}
-                arrays[name] = Packed(tensors, Packing("fp8", 8))
-    return arrays
+                arrays[name] = mx.from_fp8(codes, mx.float32) * scale_per_row(name, scale, 1)[0]
+    plain = {name: mx.from_fp8(w, mx.bfloat16) if w.dtype == mx.uint8 else w for name, w in arrays.items()}
+    return plain | matrices
 
 
-def scale_per_row(scale: mx.array, rows: int) -> mx.array:
-    """One number for a matrix, or one per row → (rows, 1), float32."""
+def refuse_packed(name: str, what: str) -> NoReturn:
+    """Raises UserError about a matrix of which `what` is not as its packing has it."""
+    raise UserError(
+        f"{clip(name)} is packed, and its {what} do not fit (missing, or of another type or shape): download it again."
+    )
+
+
+def check_packed(name: str, tensors: dict[str, mx.array], spec: QuantSpec, scaled_twice: bool) -> None:
+    """Refuse codes and scales that do not belong to each other, by kind, type and shape. Raises UserError.
+
+    scaled_twice: whether the file has a second scale for its NVFP4 matrices; those of MLX's own tools have none.
+    """
+    codes = tensors["weight"]
+    rows, words = codes.shape if codes.ndim == 2 else (0, 0)
+    columns = words * 32 // spec.bits
+    if not rows * words or codes.dtype != mx.uint32 or columns % spec.group or columns * spec.bits != words * 32:
+        refuse_packed(name, "codes")
+    per_group = (rows, columns // spec.group)
+    real = mx.floating
+    expected: dict[str, tuple[tuple[int, int], mx.Dtype | mx.DtypeCategory]]
+    if spec.mode == "affine":
+        expected = {"scales": (per_group, real), "biases": (per_group, real)}
+    else:
+        expected = {"scales": (per_group, mx.uint8)}
+    if spec.mode == "nvfp4" and scaled_twice:
+        expected["global_scale"] = ((rows, 1), real)
+    wrong = sorted(tensors.keys() - expected.keys() - {"weight"})
+    for kind, (shape, dtype) in expected.items():
+        tensor = tensors.get(kind)
+        if tensor is None or tensor.shape != shape or not mx.issubdtype(tensor.dtype, dtype):
+            wrong.append(kind)
+    if wrong:
+        refuse_packed(name, " and ".join(wrong))
+
+
+def gguf_spec(codes: mx.array, scales: mx.array) -> QuantSpec:
+    """How MLX has packed a matrix of a GGUF file: groups of 32, in 4 or 8 bits, by how many codes there are."""
+    in_four_bits = codes.ndim and scales.ndim and codes.shape[-1] == 4 * scales.shape[-1]
+    return QuantSpec("affine", 4 if in_four_bits else 8, 32)
+
+
+def scale_per_row(name: str, scale: mx.array, rows: int) -> mx.array:
+    """One number for a matrix, or one per row → (rows, 1), float32. Raises UserError."""
+    if scale.size not in (1, rows) or not mx.issubdtype(scale.dtype, mx.floating):
+        refuse_packed(name, "scales")
     return mx.broadcast_to(scale.astype(mx.float32).reshape(-1, 1), (rows, 1))
 
 
 # ---------------------------------------------------------------- NVFP4, in two layouts
 
 
-def from_nvfp4(codes: mx.array, scales: mx.array, second: mx.array | None, swizzled: bool) -> Packed:
-    """An NVFP4 matrix of either layout, in MLX's order. ModelOpt's has that order already, Comfy's is swizzled."""
-    rows, columns = codes.shape[0], codes.shape[1] // 8
+def from_nvfp4(
+    name: str, codes: mx.array, scales: mx.array, second: mx.array | None, swizzled: bool
+) -> QuantizedMatrix:
+    """An NVFP4 matrix of either layout, in MLX's order. ModelOpt's has that order already, Comfy's is swizzled.
+
+    Raises UserError.
+    """
+    rows, width = codes.shape if codes.ndim == 2 else (0, 0)
+    columns = width // 8
+    if not rows * columns or width % 8:
+        refuse_packed(name, "codes")
+    size = -(-rows // 128) * 128 * -(-columns // 4) * 4
+    if scales.size != size if swizzled else scales.shape != (rows, columns):
+        refuse_packed(name, "scales")
     if swizzled:
-        codes, scales = swap_nibbles(codes), mx.contiguous(unswizzle(scales, rows, columns))
+        codes = swap_nibbles(codes)
+        scales = mx.contiguous(unswizzle(scales, rows, columns))
     second = mx.array(1.0) if second is None else second
-    tensors = {"weight": codes.view(mx.uint32), "scales": scales, "global_scale": scale_per_row(second, rows)}
-    return Packed(tensors, PACKINGS["nvfp4"])
+    tensors = {"weight": codes.view(mx.uint32), "scales": scales, "global_scale": scale_per_row(name, second, rows)}
+    return QuantizedMatrix(tensors, QUANT_SPECS["nvfp4"])
 
 
 def swap_nibbles(codes: mx.array) -> mx.array:
@@ -117,8 +186,10 @@ def is_swizzled(arrays: dict[str, mx.array], metadata: dict[str, str]) -> bool:
         return True
     plain = swizzled = 0.0
     layers = [name.removesuffix("_2") for name in sorted(arrays) if name.endswith(".weight_scale_2")]
+    layers = [name for name in layers if is_nvfp4(arrays.get(name.removesuffix("_scale")), arrays.get(name))]
     for name in layers[:: max(1, len(layers) // 8)]:
-        rows, columns = arrays[name.removesuffix("_scale")].shape[0], arrays[name.removesuffix("_scale")].shape[1] // 8
+        rows, width = arrays[name.removesuffix("_scale")].shape
+        columns = width // 8
         scales = arrays[name]
         if scales.shape != (rows, columns) or rows % 128 or columns % 4:
             return scales.shape != (rows, columns)
@@ -127,8 +198,14 @@ def is_swizzled(arrays: dict[str, mx.array], metadata: dict[str, str]) -> bool:
     return swizzled >= plain
 
 
+def is_nvfp4(codes: mx.array | None, scales: mx.array | None) -> bool:
+    """Whether these may be a matrix and its scales; `from_nvfp4` refuses what is not."""
+    pair = [w for w in (codes, scales) if w is not None and w.ndim == 2 and w.dtype == mx.uint8 and w.size]
+    return len(pair) == 2
+
+
 def variance_explained(scales: mx.array) -> float:
     """How much of the variance of the scales' logarithms lies between rows and between columns: 0 to 1."""
     x = mx.log(mx.from_fp8(scales, mx.float32) + 2**-9)
-    variance = lambda y: (y - y.mean()).square().mean().item()
-    return (variance(x.mean(axis=0)) + variance(x.mean(axis=1))) / max(variance(x), 1e-9)
+    between = mx.var(x.mean(axis=0)) + mx.var(x.mean(axis=1))
+    return cast(float, (between / mx.maximum(mx.var(x), 1e-9)).item())

@@ -1,16 +1,18 @@
-"""What our tensors are called in the released folders: data for chapter 8's `rename`. Hand-written.
+"""What our tensors are called in the released folders: data for chapter 8's `rename`.
 
 Each rule is a regular expression and what takes its place; a rule with three replacements says that our tensor is
 three of theirs, stacked. Our own names are those of the authors' single files.
 """
 
-TRANSFORMER_NAMES = [
+from ..checkpoints import Rule, swap_halves
+
+TRANSFORMER_NAMES: list[Rule] = [
     (r"^img_in", "x_embedder"),
     (r"^txt_in", "context_embedder"),
     (r"^time_in.in_layer", "time_guidance_embed.timestep_embedder.linear_1"),
     (r"^time_in.out_layer", "time_guidance_embed.timestep_embedder.linear_2"),
     (r"(_modulation.*)\.lin\.", r"\1.linear."),
-    (r"^final_layer.adaLN_modulation.1", "norm_out.linear"),
+    (r"^final_layer.adaLN_modulation.1", "norm_out.linear", swap_halves),  # it is its own way back
     (r"^final_layer.linear", "proj_out"),
     (r"^single_blocks", "single_transformer_blocks"),
     (r"linear1", "attn.to_qkv_mlp_proj"),
@@ -32,7 +34,7 @@ TRANSFORMER_NAMES = [
     (r"txt_mlp.2", "ff_context.linear_out"),
 ]
 
-Z_IMAGE_NAMES = [  # our own names are those of ComfyUI's single file
+Z_IMAGE_NAMES: list[Rule] = [  # our own names are those of ComfyUI's single file
     (r"^x_embedder", "all_x_embedder.2-1"),
     (r"^final_layer", "all_final_layer.2-1"),
     (r"attention\.qkv", "attention.to_q", "attention.to_k", "attention.to_v"),
@@ -40,7 +42,27 @@ Z_IMAGE_NAMES = [  # our own names are those of ComfyUI's single file
     (r"attention\.(q|k)_norm", r"attention.norm_\1"),
 ]
 
-AUTOENCODER_NAMES = [
+FLUX3_NAMES: list[Rule] = [
+    (r"^txt_in", "context_embedder"),
+    (r"^emb_in", "x_embedders"),
+    (r"^ref_time_in", "target_timestep_embedder"),
+    (r"^time_in", "timestep_embedder"),
+    (r"embedder\.in_layer", "embedder.linear_1"),
+    (r"embedder\.out_layer", "embedder.linear_2"),
+    (r"(_modulations.*)\.lin\.", r"\1.linear."),
+    (r"^content_mode_blocks", "mode_blocks"),
+    (r"^single_blocks", "single_transformer_blocks"),
+    (r"\.(q|k|v)_proj", r".attn.to_\1"),
+    (r"attn_out", "attn.to_out.0"),
+    (r"mlp_in", "ff.linear_in"),
+    (r"mlp_out", "ff.linear_out"),
+    (r"norm\.query_norm\.scale", "attn.norm_q.weight"),
+    (r"norm\.key_norm\.scale", "attn.norm_k.weight"),
+    (r"^final_layer\.image\.adaLN_modulation\.1", "norm_out.linear", swap_halves),
+    (r"^final_layer\.image\.linear", "proj_out"),
+]
+
+AUTOENCODER_NAMES: list[Rule] = [
     (r"^encoder.quant_conv", "quant_conv"),
     (r"^decoder.post_quant_conv", "post_quant_conv"),
     (r"\.down\.(\d)", r".down_blocks.\1"),
@@ -60,4 +82,6 @@ AUTOENCODER_NAMES = [
     (r"norm_out", "conv_norm_out"),
 ]
 
-TEXT_ENCODER_NAMES = [(r"^(?!lm_head)", "model.")]
+TEXT_ENCODER_NAMES: list[Rule] = [(r"^(?!lm_head)", "model.")]
+
+QWEN3_VL_NAMES: list[Rule] = [(r"^(?!lm_head)", "model.language_model.")]

@@ -1,4 +1,4 @@
-"""Whole networks in fewer bits: which matrices are packed, in which order, what stands in for them. Hand-written.
+"""Whole networks in fewer bits: which matrices are packed, in which order, what stands in for them.
 
 Chapter 7 packs one matrix and one linear layer; here are the embedding, matrices that are packed already, and the order
 that never has more than one matrix in memory in both forms.
@@ -10,57 +10,69 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..quantisation import STORED, Packed, PackedLinear, Packing, pack_matrix
+from ..errors import UserError
+from ..quantization import UNQUANTIZED, QuantizedLinear, QuantizedMatrix, QuantSpec, quantize_matrix
 
 
-class PackedEmbedding(PackedLinear):
+class QuantizedEmbedding(QuantizedLinear):
     """A table of rows kept in fewer bits, of which only those asked for are decoded. (…) of whole numbers → (…, d)"""
 
-    def __init__(self, packed: Packed, dtype: mx.Dtype):
+    def __init__(self, packed: QuantizedMatrix, dtype: mx.Dtype):
         super().__init__(packed)
         self._dtype = dtype
 
     def __call__(self, ids: mx.array) -> mx.array:
-        return self.packed.map(lambda w: w[ids]).decode(self._dtype)
+        return self.matrix.map(lambda w: w[ids]).decode(self._dtype)
 
 
-def packed_layer(layer: nn.Module, packed: Packed, dtype: mx.Dtype) -> nn.Module:
+def quantized_layer(layer: nn.Module, packed: QuantizedMatrix, dtype: mx.Dtype) -> nn.Module:
     """What stands in for a linear layer or an embedding."""
-    embedding = isinstance(layer, (nn.Embedding, PackedEmbedding))
-    return PackedEmbedding(packed, dtype) if embedding else PackedLinear(packed, layer.get("bias"))
+    embedding = isinstance(layer, (nn.Embedding, QuantizedEmbedding))
+    return QuantizedEmbedding(packed, dtype) if embedding else QuantizedLinear(packed, layer.get("bias"))
 
 
-def join(parts: list[Packed]) -> Packed:
+def join(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
     """Matrices of the same width and packing, one below the other."""
-    if len({(p.packing, *p.tensors, p.shape[1]) for p in parts}) > 1:
-        raise ValueError("Matrices that are packed in different ways cannot be joined.")
-    return Packed({k: mx.concatenate([p.tensors[k] for p in parts]) for k in parts[0].tensors}, parts[0].packing)
+    if len({(p.spec, *p.tensors, p.shape[1]) for p in parts}) > 1:
+        raise UserError("Matrices that are packed in different ways cannot be joined.")
+    return QuantizedMatrix({k: mx.concatenate([p.tensors[k] for p in parts]) for k in parts[0].tensors}, parts[0].spec)
 
 
-def unpacked(w: mx.array | Packed) -> mx.array:
+def unpacked(w: mx.array | QuantizedMatrix) -> mx.array:
     """A matrix to be packed (again): as stored, or decoded from FP8."""
-    if isinstance(w, Packed):
-        return w.tensors["weight"] if w.packing == STORED else w.decode(mx.bfloat16)
+    if isinstance(w, QuantizedMatrix):
+        return w.tensors["weight"] if w.spec == UNQUANTIZED else w.decode(mx.bfloat16)
     return w
 
 
-def worth_packing(shape: tuple[int, int], total: int, p: Packing) -> bool:
-    """Whole groups in every row, and not so small against `total` weights that it would save nothing."""
-    return shape[1] % p.group == 0 and shape[0] * shape[1] * 2000 >= total
+def matrix_of(layer: nn.Module) -> mx.array | QuantizedMatrix:
+    """The matrix of a linear layer or an embedding, quantized or not."""
+    return layer.matrix if isinstance(layer, QuantizedLinear) else layer.weight
 
 
-def quantize(module: nn.Module, p: Packing, dtype: mx.Dtype) -> nn.Module:
+def should_quantize(shape: tuple[int, ...], total: int, p: QuantSpec) -> bool:
+    """Whole groups in every row, and not so small against `total` weights that it would save nothing.
+
+    MLX packs NVFP4, whose groups have 16 weights, 32 at a time, so that there has to be an even number of groups.
+    """
+    weights = shape[0] * shape[1]
+    return shape[1] % p.group == 0 and weights % 32 == 0 and weights * 2000 >= total
+
+
+def quantize(module: nn.Module, p: QuantSpec, dtype: mx.Dtype, lazy: bool = False) -> nn.Module:
     """Pack the matrices of a module, one after the other; what is not packed computes in `dtype`. Returns the module.
 
     The largest comes first: while it is there in both forms, the others are not yet in memory.
+    lazy: compute nothing yet; whoever asks for a matrix packs it.
     """
-    layers = {path: m for path, m in module.named_modules() if isinstance(m, (nn.Linear, nn.Embedding, PackedLinear))}
-    matrix = lambda m: m.packed if isinstance(m, PackedLinear) else m.weight
-    sizes = {path: math.prod(matrix(layer).shape) for path, layer in layers.items()}
-    for path in sorted(layers, key=sizes.get, reverse=True):
+    kinds = (nn.Linear, nn.Embedding, QuantizedLinear)
+    layers = {path: m for path, m in module.named_modules() if isinstance(m, kinds)}
+    sizes = {path: math.prod(matrix_of(layer).shape) for path, layer in layers.items()}
+    for path in sorted(layers, key=sizes.__getitem__, reverse=True):
         layer = layers.pop(path)  # nobody else holds it once the module has its packed form
-        if worth_packing(matrix(layer).shape, sum(sizes.values()), p):
-            packed = pack_matrix(unpacked(matrix(layer)), p)
-            mx.eval(packed.tensors)
-            module.update_modules(tree_unflatten([(path, packed_layer(layer, packed, dtype))]))
+        if should_quantize(matrix_of(layer).shape, sum(sizes.values()), p):
+            packed = quantize_matrix(unpacked(matrix_of(layer)), p)
+            if not lazy:
+                mx.eval(packed.tensors)
+            module.update_modules(tree_unflatten([(path, quantized_layer(layer, packed, dtype))]))
     return module

@@ -13,10 +13,11 @@ import math
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from ..autoencoder import Autoencoder
-from ..scenes import BACKGROUNDS, COLOURS, SHAPES, Scene, Thing, _mix, _polygon, captions
+from ..scenes import BACKGROUNDS, COLOURS, SHAPES, Scene, Thing, captions, mix_colours, shape_corners
 
 SIDE = 96  # of the masks that are compared
 CORE = 20  # pixels of a 96 × 96 picture that a thing must have left when a ring of one pixel is taken away
@@ -36,16 +37,16 @@ class Found:
 
 def pixels(image: Image.Image) -> mx.array:
     """(H, W, 3), levels from 0 to 255"""
-    return mx.array(memoryview(image.convert("RGB").tobytes())).reshape(image.height, image.width, 3).astype(mx.float32)
+    return mx.array(np.asarray(image.convert("RGB"))).astype(mx.float32)
 
 
 def mask_image(mask: mx.array) -> Image.Image:
     """A mask (H, W) as a picture of 0 and 255."""
-    return Image.frombytes("L", mask.shape[::-1], bytes(memoryview((mask * 255).astype(mx.uint8))))
+    return Image.fromarray(np.asarray((mask * 255).astype(mx.uint8)))
 
 
 def to_mask(image: Image.Image) -> mx.array:
-    return mx.array(memoryview(image.tobytes())).reshape(image.height, image.width) > 127
+    return mx.array(np.asarray(image)) > 127
 
 
 def squared(mask: Image.Image) -> mx.array:
@@ -59,14 +60,14 @@ def templates() -> dict[str, mx.array]:
     found = {}
     for kind in SHAPES:
         image = Image.new("L", (512, 512))
-        ImageDraw.Draw(image).polygon([(x * 512, y * 512) for x, y in _polygon(kind, 0.5, 0.5, 0.4)], fill=255)
+        ImageDraw.Draw(image).polygon([(x * 512, y * 512) for x, y in shape_corners(kind, 0.5, 0.5, 0.4)], fill=255)
         found[kind] = squared(image)
     return found
 
 
 def overlap(a: mx.array, b: mx.array) -> float:
     """Intersection over union of two masks."""
-    return ((a & b).sum() / mx.maximum((a | b).sum(), 1)).item()
+    return float((a & b).sum() / mx.maximum((a | b).sum(), 1))
 
 
 def overlaps(mask: Image.Image) -> dict[str, float]:
@@ -89,7 +90,8 @@ def distances(picture: mx.array, colours: list) -> mx.array:
 
 def components(mask: Image.Image) -> list[Image.Image]:
     """The connected parts of a mask, each as a mask."""
-    left, found = mask.copy(), []
+    left = mask.copy()
+    found = []
     while box := left.getbbox():
         row = left.crop((box[0], box[1], box[2], box[1] + 1))
         start = (box[0] + row.tobytes().index(255), box[1])
@@ -105,10 +107,13 @@ def area(mask: Image.Image) -> int:
 
 def cut_out(image: Image.Image) -> list[tuple[str, Image.Image]]:
     """Colour and mask of everything that stands on a flat background. Masks are FINE times as large as the picture."""
-    picture, large = pixels(image), (image.width * FINE, image.height * FINE)
-    ground = background_of(picture).tolist()
-    colours = [ground, _mix(ground, (60, 60, 80), 0.3), *COLOURS.values()]
-    away, found = distances(picture, colours), []
+    picture = pixels(image)
+    large = (image.width * FINE, image.height * FINE)
+    red, green, blue = (int(level) for level in background_of(picture))  # levels are whole numbers
+    ground = red, green, blue
+    colours = [ground, mix_colours(ground, (60, 60, 80), 0.3), *COLOURS.values()]
+    away = distances(picture, colours)
+    found = []
     nearest = away.argmin(axis=0)
     fine = distances(pixels(image.resize(large, Image.Resampling.BICUBIC)), colours)  # where between two pixels it ends
     for i, colour in enumerate(COLOURS, 2):
@@ -129,8 +134,8 @@ def find_shapes(image: Image.Image) -> list[Found]:
     found = []
     for colour, mask in sorted(cut_out(image), key=lambda cut: -area(cut[1])):
         by_kind = overlaps(mask)
-        kind = max(by_kind, key=by_kind.get)
-        left, top, right, bottom = mask.getbbox()
+        kind = max(by_kind, key=by_kind.__getitem__)
+        left, top, right, bottom = mask.getbbox() or (0, 0, 0, 0)  # never empty: `cut_out` asks for an area
         middle = (left + right) / 2 / mask.width, (top + bottom) / 2 / mask.height
         found.append(Found(kind if by_kind[kind] >= UNCLEAR else "unclear", colour, by_kind[kind], middle))
     return found
@@ -144,7 +149,7 @@ def ripple(image: Image.Image) -> float:
     free = ~to_mask(thing.filter(ImageFilter.MaxFilter(13)))
     count = mx.maximum(free.sum(), 1)
     mean = (picture * free[..., None]).sum(axis=(0, 1)) / count
-    return math.sqrt((((picture - mean) ** 2) * free[..., None]).sum().item() / count.item() / 3)
+    return math.sqrt(float((((picture - mean) ** 2) * free[..., None]).sum() / count) / 3)
 
 
 # ---------------------------------------------------------------- one shape per picture
@@ -171,7 +176,7 @@ def one_shape(image: Image.Image, asked: Thing) -> tuple[bool, float, float]:
         return False, 0.0, ripple(image)
     colour, mask = max(found, key=lambda cut: area(cut[1]))
     by_kind = overlaps(mask)
-    right = max(by_kind, key=by_kind.get) == asked.kind
+    right = max(by_kind, key=by_kind.__getitem__) == asked.kind
     return right and colour == asked.colour, by_kind[asked.kind], ripple(image)
 
 

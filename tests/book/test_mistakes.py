@@ -11,7 +11,7 @@ from kleinlite.book import mistakes
 from kleinlite.sampling import schedule
 from kleinlite.scenes import captions, draw, sample
 
-BENT = "shift / (shift + (1 / t - 1))"
+BENT = "shift_time(t, shift)"
 
 
 def test_a_line_is_changed_and_changed_back():

@@ -4,7 +4,6 @@ import base64
 import io
 import threading
 from itertools import pairwise
-from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -18,7 +17,8 @@ from kleinlite.book.widgets.playground import JOBS
 from kleinlite.pipeline import Klein, prepare_reference, to_pixels
 from kleinlite.sampling import empirical_mu
 
-PROMPT = "a red circle above a blue square"
+PROMPT = "a red house under a yellow sun"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 BLOCKS = 7  # klein-nano: two double, five single
 
 
@@ -294,40 +294,15 @@ def test_attention_viewer(klein):
 def test_attention_is_what_the_model_uses(klein):
     steps, maps = record_attention(klein, PROMPT, seed=7)
     assert len(steps) == len(maps) == 4
-    assert all(m.shape == (BLOCKS, 36, klein.info.tokens) for m in maps)
+    assert all(m.shape == (BLOCKS, 36, klein.info.max_length) for m in maps)
     assert all((m >= 0).all().item() and (m.sum(axis=-1) <= 1 + 1e-5).all().item() for m in maps)
     assert not any(mx.allclose(a, b) for a, b in pairwise(maps))
     assert steps[-1].preview().tobytes() == klein(PROMPT, seed=7, progress=False).tobytes()
 
 
-def test_attention_hook_is_taken_off_after_an_error(klein):
-    original = transformer.roped_attention
+def test_a_prompt_that_is_too_long_is_refused(klein):
     with pytest.raises(ValueError, match="shorten"):
         widgets.attention_viewer(klein, "a red circle " * 40)
-
-    def breaks(*_, **__):
-        yield from list(klein.stream(PROMPT, seed=7, progress=False))[:1]
-        raise RuntimeError("out of memory")
-
-    broken = SimpleNamespace(info=klein.info, transformer=klein.transformer, stream=breaks)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        record_attention(broken, PROMPT, seed=7)
-    assert transformer.roped_attention is original
-
-
-def test_attention_of_others_is_not_caught(klein, play):
-    """The playground may be drawing meanwhile, in its own thread."""
-    alone = record_attention(klein, PROMPT, seed=7)[1]
-
-    def slowly(*request, **more):
-        steps = klein.stream(*request, **more)
-        for _ in alone:
-            draw(play, prompt="a tree", steps=1)
-            yield next(steps)
-
-    busy = SimpleNamespace(info=klein.info, transformer=klein.transformer, stream=slowly)
-    caught = record_attention(busy, PROMPT, seed=7)[1]
-    assert all(mx.array_equal(a, b) for a, b in zip(alone, caught))
 
 
 # Where no widget can live
@@ -338,8 +313,9 @@ def test_a_panel_is_a_still_picture_too(klein, play):
     panels += [widgets.attention_viewer(klein, PROMPT), widgets.latent_explorer(klein, Image.new("RGB", (64, 80)))]
     panels += [widgets.playground(Klein.from_pretrained("nano-base"))]
     for panel in panels:
-        bundle, about = panel._repr_mimebundle_()
-        assert "application/vnd.jupyter.widget-view+json" in bundle and "JupyterLab" in bundle["text/plain"]
+        bundle, about = panel.show_still()
+        assert "JupyterLab" in bundle["text/plain"]
+        assert WIDGET in panel._repr_mimebundle_()
         ((kind, place),) = about.items()
         still = Image.open(io.BytesIO(base64.b64decode(bundle[kind])))
         assert still.size == (2 * place["width"], 2 * place["height"])  # sharp on good screens
@@ -353,8 +329,9 @@ def test_a_notebook_without_a_browser_shows_the_still_picture():
     code = "from kleinlite.book import widgets\n\nwidgets.playground()"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    (output,) = notebook.cells[0].outputs
-    film = Image.open(io.BytesIO(base64.b64decode(output["data"]["image/jpeg"])))
+    still, live = notebook.cells[0].outputs
+    film = Image.open(io.BytesIO(base64.b64decode(still["data"]["image/jpeg"])))
+    assert WIDGET in live["data"] and WIDGET not in still["data"]
     assert film.width > 2 * film.height  # four steps side by side
 
 
@@ -363,3 +340,27 @@ def test_references_are_cut_as_the_pipeline_does(play):
     size = prepare_reference(Image.new("RGB", (100, 75))).size
     assert (play.parts.width.value, play.parts.height.value) == size
     assert to_pixels(Image.new("RGB", size)).shape[1:3] == size[::-1]
+
+
+def test_a_click_on_the_reference_masks_a_cell(play, klein):
+    """What is not clicked on stays to the bit, and the code says the same."""
+    upload(play, ("a.png", gradient(96, 80)))
+    field = play.parts.references.children[0]
+    before = field.value
+    field.click(2, 3)
+    field.click(5, 5)
+    field.click(5, 5)
+    assert play.cells == {(2, 3)} and field.value != before
+    draw(play, prompt="a red circle", seed=1, steps=1)
+    picture = shown(play)
+    source = Image.open(io.BytesIO(gradient(96, 80)))
+    off = mx.abs(to_pixels(picture) - to_pixels(source))[0].max(axis=-1)
+    assert off[20:30, 36:48].max().item() > 0 == mx.concatenate([off[:20].flatten(), off[30:].flatten()]).max().item()
+    assert "mask.paste(255, box)" in play.parts.code.value and "[(36, 20, 48, 30)]" in play.parts.code.value
+
+
+def test_it_says_what_nano_never_learned(play):
+    draw(play, prompt="a cat", steps=1)
+    assert "nano never learned &quot;cat&quot;: it draws circles" in play.parts.status.value
+    draw(play, prompt=PROMPT, steps=1)
+    assert "never learned" not in play.parts.status.value

@@ -341,14 +341,10 @@ def test_setup_twice_changes_nothing(table, capfd):
 
 # ---------------------------------------------------------------- in a fresh Python
 
-LOAD = f"""
-import importlib.util, sys
+LOAD = """
 import mlx.core as mx
-where = {{"submodule_search_locations": {list(cpu.__path__)!r}}}
-spec = importlib.util.spec_from_file_location("cpu", {cpu.__file__!r}, **where)
-cpu = sys.modules["cpu"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cpu)
-from cpu import blas
+from kleinlite import cpu
+from kleinlite.cpu import blas
 """
 
 
@@ -402,51 +398,6 @@ cpu.setup(); print(cpu.blas_name())
     assert name.strip() in installed() and not err
 
 
-CHOICE = """
-good = next(c for c in blas._candidates() if blas._use_fast_blas() and c.name == "{name}")
-blas._candidates = lambda: [good._replace(name="old"), good._replace(name="new", path="another")]
-addresses = blas._addresses(good.path, good.prefix)
-one = {{"cblas_sgemm": addresses["cblas_sgemm"]}}
-blas._addresses = lambda path, prefix: addresses if path == good.path else one
-def compare(usable):
-    print("compares", len(usable))
-    return {{good.path: 38.0, "another": 182.0}}
-blas._compare = compare
-cpu.setup(); print(cpu.blas_name(), cpu.blas_speeds())
-"""
-
-
-@linux
-def test_the_fastest_library_is_taken_and_remembered(tmp_path):
-    if not installed():
-        pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
-    code, cache = CHOICE.format(name=installed()[-1]), tmp_path / "kleinlite" / "blas.json"
-    choice = "new {'old': 38, 'new': 182}\n"
-    assert fresh(code, XDG_CACHE_HOME=str(tmp_path)) == ("compares 2\n" + choice, "")
-    assert fresh(code, XDG_CACHE_HOME=str(tmp_path)) == (choice, "")
-    other = fresh(code, XDG_CACHE_HOME=str(tmp_path), OPENBLAS_MAIN_FREE="1")  # other settings, other speeds
-    assert other == ("compares 2\n" + choice, "")
-    for damaged in ("", "[]", '{"circumstances": 1, "gigaflops": 2}', "\0"):
-        cache.write_text(damaged)
-        assert fresh(code, XDG_CACHE_HOME=str(tmp_path)) == ("compares 2\n" + choice, "")
-    nowhere = fresh(code, XDG_CACHE_HOME="/dev/null/x")  # where nothing can be kept
-    assert nowhere == ("compares 2\n" + choice, "")
-
-
-@linux
-def test_comparing_measures_and_leaves_the_threads_as_they_were(table):
-    usable = []
-    for candidate in blas._candidates():
-        with contextlib.suppress(OSError):
-            usable.append((candidate, blas._addresses(candidate.path, candidate.prefix)))
-    if not usable:
-        pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
-    usable = usable[-1:]
-    threads = blas._threads(usable[0][0], 2)
-    assert 1 < blas._compare(usable)[usable[0][0].path] < 10_000
-    assert blas._threads(usable[0][0], threads) == 2
-
-
 @linux
 def test_with_two_libraries_called_libmlx_the_right_one_is_changed(tmp_path):
     """Another program's libmlx.so, loaded before: MLX's own table is the one that counts."""
@@ -496,3 +447,23 @@ def test_the_table_names_what_this_room_makes_quick(monkeypatch, capsys):
     said = capsys.readouterr().out
     names = ("exp", "sigmoid", "softmax", "silu", "attention", "affine", "convolution", "upsampled", "4 bits")
     assert all(name in said for name in names)
+
+
+@pytest.mark.parametrize(("running", "threads"), [(1, 4), (3, 2), (4, 1), (9, 1)])
+def test_products_of_a_small_model_leave_busy_cores_alone(running, threads, monkeypatch):
+    counts = [4]
+    monkeypatch.setattr(blas, "_blas", blas.Candidate("a library", "", ""))
+    monkeypatch.setattr(blas, "_threads", lambda candidate, count=1: (counts[-1], counts.append(count))[0])
+    monkeypatch.setattr(blas.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(blas.Path, "read_text", lambda *_: f"0.5 0.6 0.7 {running}/123 4567\n")
+    with cpu.idle_cores_only():
+        assert counts[-1] == threads
+    assert counts[-1] == 4
+    with contextlib.suppress(KeyboardInterrupt), cpu.idle_cores_only():
+        raise KeyboardInterrupt
+    assert counts[-1] == 4
+
+
+def test_cores_are_counted():
+    if cpu.FAST:
+        assert -10_000 < blas.count_idle_cores() <= os.cpu_count()

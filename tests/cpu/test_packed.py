@@ -6,8 +6,16 @@ import mlx.core as mx
 import pytest
 from packings import ALL, matrix
 
+from kleinlite.cpu import speed_up
 from kleinlite.cpu.packed import decode_e4m3, matmul_in_pieces, whole_words
-from kleinlite.quantisation import pack_matrix
+from kleinlite.quantization import (
+    QUANT_SPECS,
+    UNQUANTIZED,
+    QuantizedLinear,
+    QuantizedMatrix,
+    QuantSpec,
+    quantize_matrix,
+)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
@@ -25,7 +33,7 @@ def test_words_hold_whole_codes(bits):
 def test_products_piece_by_piece(name, rows):
     """Piece by piece, and with the decoded matrix."""
     x, p = matrix(rows, 256, seed=1, scale=1.0), ALL[name]
-    packed = pack_matrix(matrix(96, 256), p)
+    packed = quantize_matrix(matrix(96, 256), p)
     expected = x @ packed.decode().T
     limit = 1e-5 * mx.abs(expected).max().item()
     mine = matmul_in_pieces(x, packed.tensors, *astuple(p))
@@ -35,3 +43,31 @@ def test_products_piece_by_piece(name, rows):
 def test_every_eight_bit_float():
     codes = mx.array([c for c in range(256) if c & 127 != 127], dtype=mx.uint8)  # without the two "not a number"
     assert mx.array_equal(decode_e4m3(codes), mx.from_fp8(codes, mx.float32))
+
+
+@pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what is measured here is the CPU's way")
+@pytest.mark.parametrize("kind", ["stored", "fp8", 8, 4, "nvfp4"])
+def test_one_decoded_matrix_at_a_time(kind):
+    """Ten products in a row: the most that is ever in memory beside the codes is about one matrix in float32."""
+    d, matrices = 1024, []
+    for i in range(10):
+        w = matrix(d, d, seed=i, scale=d**-0.5)
+        if kind == "stored":
+            matrices.append(QuantizedMatrix({"weight": w.astype(mx.bfloat16)}, UNQUANTIZED))
+        elif kind == "fp8":
+            tensors = {"weight": mx.to_fp8(w), "scales": mx.ones((d, 1))}
+            matrices.append(QuantizedMatrix(tensors, QuantSpec("fp8", 8)))
+        else:
+            matrices.append(quantize_matrix(w.astype(mx.bfloat16), QUANT_SPECS[kind]))
+    x = matrix(4, d, scale=1.0)
+    mx.eval(x, [m.tensors for m in matrices])
+    del w
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for m in matrices:
+        layer = QuantizedLinear(m)
+        speed_up(layer)
+        x = layer(x)
+    mx.eval(x)
+    assert mx.get_peak_memory() - before < 1.3 * 4 * d * d

@@ -267,12 +267,12 @@ def pipeline_with(vae):
     return SimpleNamespace(vae=vae, _patchify_latents=Flux2KleinPipeline._patchify_latents)
 
 
-def normalise(vae, image):
+def normalize(vae, image):
     """Image -> packed normalised latent, by the pipeline's own method."""
     return Flux2KleinPipeline._encode_vae_image(pipeline_with(vae), image, generator=None)
 
 
-def denormalise(vae, normalised):
+def denormalize(vae, normalised):
     """What the pipeline does between the last step and `vae.decode` (it stands inline there)."""
     mean = vae.bn.running_mean.view(1, -1, 1, 1)
     std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps)
@@ -313,19 +313,19 @@ def autoencoder():
     for case, size in CASES.items():
         x = (image * size).float().double()
         mean = vae.encode(x).latent_dist.mode()
-        z = normalise(vae, x)
+        z = normalize(vae, x)
         file.put(f"encode.{case}", {"in.image": x, "out.mean": mean, "out.normalised": z})
 
         x = (latent * size).float().double()
         patches = Flux2KleinPipeline._patchify_latents(x)
         z = vae.bn(patches)
-        assert torch.allclose(denormalise(vae, z), x)
+        assert torch.allclose(denormalize(vae, z), x)
         tokens = Flux2KleinPipeline._pack_latents(z)
         out = {"out.packed": patches, "out.normalised": z, "out.tokens": tokens}
         file.put(f"patchify.{case}", {"in.latent": x} | out)
 
         z = (packed * size).float().double()
-        x = denormalise(vae, z)
+        x = denormalize(vae, z)
         file.put(f"decode.{case}", {"in.normalised": z, "out.latent": x, "out.image": vae.decode(x).sample})
 
     # the same with a narrower decoder; encoder and statistics are those above
@@ -337,7 +337,7 @@ def autoencoder():
     slim.put("autoencoder.weight", {k: v for k, v in weights.items() if k.startswith("decoder.")})
     for case, size in CASES.items():
         z = (packed * size).float().double()
-        image = other.decode(denormalise(other, z)).sample
+        image = other.decode(denormalize(other, z)).sample
         slim.put(f"decode.{case}", {"in.normalised": z, "out.image": image})
     return [file, slim]
 
@@ -901,9 +901,9 @@ def closed_form():
     yield "vae tensors", table["tensors"], torch.tensor(count)
     image = fill(table["inputs"]["image"]["k"], table["inputs"]["image"]["shape"])
     yield from run("vae mean", table["runs"]["mean"], vae.encode(image).latent_dist.mode())
-    z = normalise(vae, image)
+    z = normalize(vae, image)
     yield from run("vae normalised", table["runs"]["normalised"], z)
-    yield from run("vae decoded", table["runs"]["decoded"], vae.decode(denormalise(vae, z)).sample)
+    yield from run("vae decoded", table["runs"]["decoded"], vae.decode(denormalize(vae, z)).sample)
 
 
 # ---------------------------------------------------------------- the program

@@ -14,7 +14,8 @@ import mlx.core as mx
 import torch
 from run_diffusers import draw, load
 
-from kleinlite.models.opening import find_model, part_folder
+from kleinlite.models.checkpoint import resolve_model
+from kleinlite.models.configs import open_folder
 from kleinlite.sampling import noise
 
 HERE = Path(__file__).parent
@@ -31,10 +32,10 @@ CASES = {
 
 def whole(name: str, to: Path) -> Path:
     """A folder with all parts, as diffusers wants them: nano-base's own and those it shares with nano."""
-    folder = find_model(name)
+    folder = resolve_model(name)
     shutil.copy(folder / "model_index.json", to)
     for p in PARTS:
-        shutil.copytree(part_folder(folder, p), to / p)
+        shutil.copytree(open_folder(folder).part(p), to / p)
     return to
 
 

@@ -15,8 +15,8 @@ import torch
 from make_nano_golden import whole
 from run_diffusers import draw, load
 
-from kleinlite.lora import LowRank
-from kleinlite.models.adapters import find_adapter, open_adapter, write_adapter
+from kleinlite.lora import LoRA
+from kleinlite.models.lora_files import find_adapter, open_adapter, write_adapter
 from kleinlite.pipeline import Klein
 from kleinlite.sampling import noise
 
@@ -34,17 +34,17 @@ def in_layout(name: str, layout: str, folder: Path) -> Path:
     if layout == "diffusers":
         return find_adapter(name)
     net = Klein.from_pretrained("nano").transformer
-    changes = {path: as_low_rank(change) for path, change in open_adapter(name).changes(net).items()}
+    changes = {path: as_low_rank(change) for path, change in open_adapter(name).deltas(net).items()}
     write_adapter(folder / f"{name}.safetensors", changes, layout=layout)
     return folder / f"{name}.safetensors"
 
 
 def as_low_rank(change):
     """Queries, keys and values share their A in what we have trained: one change again."""
-    if isinstance(change, LowRank):
+    if isinstance(change, LoRA):
         return change
     thirds = [change.pieces[str(i)] for i in range(3)]
-    return LowRank(thirds[0].a, mx.concatenate([third.b for third in thirds]))
+    return LoRA(thirds[0].a, mx.concatenate([third.b for third in thirds]))
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from diffusers import (
     Flux2Transformer2DModel,
 )
 from diffusers.utils import logging
-from make_goldens import SCHEDULER, File, asked_to_check, normalise, randomise
+from make_goldens import SCHEDULER, File, asked_to_check, normalize, randomise
 from PIL import Image
 from run_diffusers import as_latents, load
 from safetensors.torch import load_file, save_file
@@ -147,6 +147,7 @@ def make_model(folder):
     index |= {"text_encoder_out_layers": TAPS, "max_sequence_length": TOKENS}
     (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n")
     del index["is_distilled"]  # as in the released base models
+    index["shares"] = ".."  # the other parts are in the folder above
     (folder / "base" / "model_index.json").write_text(json.dumps(index, indent=1) + "\n")
     for path in folder.rglob("generation_config.json"):
         path.unlink()
@@ -197,7 +198,7 @@ def compute(folder, name):
             file.put(f"prompt{i}", outputs)
 
         pixels = prepare(pipeline.image_processor, REFERENCES[1]).permute(2, 0, 1)[None, :, :32, :16] / 127.5 - 1
-        packed = normalise(pipeline.vae, pixels)
+        packed = normalize(pipeline.vae, pixels)
         file.put("vae", {"input": pixels, "latent_mean": pipeline.vae.encode(pixels).latent_dist.mode()})
         latents = Flux2KleinPipeline._patchify_latents(file["vae.latent_mean"])
         assert not torch.allclose(latents, packed)

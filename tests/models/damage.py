@@ -104,3 +104,60 @@ def weights_are_read_as_written_or_refused(path: Path) -> bool:
         ours = np.array(found[name].view(mx.uint8)) if w.nbytes and w.ndim else np.zeros(0)
         assert not ours.size or ours.tobytes() == w.tobytes(), name
     return True
+
+
+# ---------------------------------------------------------------- adapters, packed matrices, GGUF
+
+DEEP = "[" * 100_000 + "]" * 100_000
+ODD_WORDS = [DEEP, "", "{", "[]", '{"lora_alpha": 1' + 400 * "0" + "}", "x" * 300_000, "\x1b[2J" * 100]
+ODD_WORDS += [json.dumps({"alpha_pattern": {pattern: 4}}) for pattern in ("(([a-z_.0-9])+)+!", "(" * 3000, "to_q", "")]
+TYPES = [mx.float32, mx.float16, mx.bfloat16, mx.uint8, mx.int8, mx.uint32, mx.int64, mx.bool_, mx.complex64]
+
+
+def damage_words(words: dict[str, str], rng: random.Random) -> dict[str, str]:
+    """What a header says of an adapter, with one thing of it another."""
+    name = rng.choice(["lora_adapter_metadata", "kleinlite", "model", "ss_base_model_version"])
+    if rng.random() < 0.5:
+        return words | {name: rng.choice(ODD_WORDS)}
+    said = json.loads(words.get("lora_adapter_metadata", "{}"))
+    place = rng.choice(places(said)[1:] or [("lora_alpha",)])
+    said = change(said | {"lora_alpha": 4}, place, rng.choice(ODD))
+    return words | {name: json.dumps(said)}
+
+
+def damage_tensor(arrays: dict[str, mx.array], rng: random.Random) -> dict[str, mx.array]:
+    """A file's tensors, with one gone, doubled, renamed, or of another type, shape or content."""
+    name = rng.choice(sorted(arrays))
+    w = arrays[name]
+    kind = rng.randrange(8)
+    rest = {key: other for key, other in arrays.items() if key != name}
+    if kind == 0:
+        return rest
+    if kind == 1:
+        return arrays | {rng.choice([name + "x", "x" * 300, "a\nb", name.rpartition(".")[0] + ".biases"]): w}
+    if kind == 2:
+        return rest | {rng.choice([name.replace(".", "_"), name[1:], name.rpartition(".")[0] + ".alpha"]): w}
+    if kind == 3:
+        return arrays | {name: w.astype(rng.choice(TYPES))}
+    if kind == 4:
+        shapes = [(-1,), (1, *w.shape), (*w.shape, 1), (1,) * 20 + w.shape]
+        return arrays | {name: w.reshape(rng.choice(shapes))}
+    if kind == 5:
+        return arrays | {name: mx.contiguous(w[: rng.randrange(len(w))] if w.ndim else mx.stack([w, w]))}
+    if kind == 6:
+        return arrays | {name: mx.full(w.shape, rng.choice([0, 1, 255, float("nan"), 3e38])).astype(w.dtype)}
+    return arrays | {name: mx.zeros(rng.choice([(), (0,), (0, 3), (1,), (3, 3), (2**16, 1)])).astype(w.dtype)}
+
+
+def damage_gguf(data: bytes, rng: random.Random) -> bytes:
+    """A GGUF file of one tensor, cut, or with some byte or number of its header another."""
+    end = data.index(b"x.weight") + 8 + 4 + 16 + 4 + 8  # of its header: name, axes, shape, kind, place
+    kind = rng.randrange(3)
+    if kind == 0:
+        return data[: rng.randrange(len(data))]
+    if kind == 1:
+        place = rng.randrange(end)
+        return data[:place] + bytes([rng.randrange(256)]) + data[place + 1 :]
+    place = rng.choice([8, 16, end - 8, end - 12, end - 20, end - 28, end - 32])
+    number = rng.choice([0, 1, 32, 257, 10**6, 2**31, 2**40, 2**63, 2**64 - 32, 2**64 - 1])
+    return data[:place] + struct.pack("<Q", number) + data[place + 8 :]

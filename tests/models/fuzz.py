@@ -1,8 +1,9 @@
 """The long run of what the tests do briefly: `make fuzz`, or python tests/models/fuzz.py SECONDS [SEED].
 
-Damages headers of weight files, and the JSON of a model's folder in one to three places, until the time is over. Ends
-with a traceback, and the seed, where something was read that the safetensors library refuses, read otherwise, or
-refused without a sentence.
+Until the time is over, in turn: headers of weight files, the JSON of a model's folder in one to three places, adapter
+files in nine spellings, matrices of a quantized copy, and GGUF files. Ends with a traceback, and the seed, where
+something was read that the safetensors library refuses, read otherwise, or refused without a short sentence; and where
+a model that was opened does not draw.
 """
 
 import json
@@ -11,18 +12,42 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import mlx.core as mx
-from damage import ODD, change, damage_header, one_sentence, places, weights_are_read_as_written_or_refused
+from damage import (
+    ODD,
+    change,
+    damage_gguf,
+    damage_header,
+    damage_tensor,
+    damage_words,
+    one_sentence,
+    places,
+    weights_are_read_as_written_or_refused,
+)
 from stand_in_hub import TINY
+from test_gguf import write_gguf
 
-from kleinlite.models.opening import open_checkpoint
+from kleinlite import Klein
+from kleinlite.errors import USER_ERRORS
+from kleinlite.models.checkpoint import open_checkpoint
+from kleinlite.models.export import quantize_model
+from kleinlite.models.files import load_arrays
+from kleinlite.models.lora_files import describe_adapter, open_adapter
 
 MODELS = (TINY, TINY.parent / "z_image")
 CONFIGS = ("transformer/config.json", "vae/config.json", "text_encoder/config.json", "model_index.json")
+ADAPTERS = sorted((Path(__file__).parents[1] / "goldens" / "lora").glob("a-*.safetensors"))
+PACKINGS = (4, 8, "mxfp4", "mxfp8", "nvfp4")
+WISH = {"width": 32, "height": 32, "steps": 1, "seed": 1, "progress": False}
+
+
+def told_shortly(error: Exception, path: Path) -> bool:
+    return one_sentence(error) and len(str(error)) < 300 + len(str(path))
 
 
 def damaged_config(model: Path, source: Path, file: str, rng: random.Random) -> bool:
@@ -42,21 +67,87 @@ def damaged_config(model: Path, source: Path, file: str, rng: random.Random) -> 
         shutil.copyfile(source / file, model / file)
 
 
+def damaged_adapter(path: Path, net, rng: random.Random) -> bool:
+    """Whether an adapter is understood after its header, its words or a tensor was damaged."""
+    source = rng.choice(ADAPTERS)
+    kind = rng.randrange(3)
+    if kind == 0:
+        path.write_bytes(damage_header(source.read_bytes(), rng))
+    else:
+        arrays, words = mx.load(str(source), return_metadata=True)
+        arrays = damage_tensor(arrays, rng) if kind == 1 else arrays
+        words = damage_words(words, rng) if kind == 2 else words
+        mx.save_safetensors(str(path), arrays, words)
+    try:
+        adapter = open_adapter(path)
+        told = describe_adapter(adapter)
+        assert all(len(words) < 500 and words.isprintable() for name, words in told.items()), told
+        mx.eval([delta.parameters() for delta in adapter.deltas(net).values()])
+        return True
+    except USER_ERRORS as error:
+        assert told_shortly(error, path), repr(error)
+        return False
+
+
+def damaged_copy(copy: Path, model: Path, rng: random.Random) -> bool:
+    """Whether a quantized copy is opened after one tensor of it was damaged; what is opened draws, or says why not."""
+    part = rng.choice(("transformer", "text_encoder"))
+    [source] = (copy / part).glob("*.safetensors")
+    file = model / part / source.name
+    arrays = mx.load(str(source))
+    mx.eval(arrays)
+    mx.save_safetensors(str(file), damage_tensor(arrays, rng), {"format": "mlx"})
+    try:
+        klein = Klein.from_pretrained(model, dtype=mx.float32)
+    except USER_ERRORS as error:
+        assert one_sentence(error), repr(error)
+        return False
+    finally:
+        shutil.copyfile(source, file)
+    try:
+        klein("a red circle", **WISH)
+    except USER_ERRORS as error:
+        assert "not finite" in str(error), repr(error)
+    return True
+
+
+def damaged_gguf(path: Path, rng: random.Random) -> bool:
+    """Whether a GGUF file is read after some bytes of it were damaged."""
+    path.write_bytes(
+        damage_gguf(write_gguf(path, rng.choice(("F16", "BF16", "Q8_0", "Q4_0", "Q4_K"))).read_bytes(), rng)
+    )
+    try:
+        mx.eval(load_arrays(path))
+        return True
+    except USER_ERRORS as error:
+        assert told_shortly(error, path), repr(error)
+        return False
+
+
 def main(seconds: float, seed: int) -> None:
-    rng, end, counts = random.Random(seed), time.monotonic() + seconds, {}
+    rng = random.Random(seed)
+    end = time.monotonic() + seconds
+    counts: Counter[tuple[str, bool]] = Counter()
     data = (TINY / "vae/diffusion_pytorch_model.safetensors").read_bytes()
+    net = open_checkpoint(TINY, dtype=mx.float32).load_transformer()
     print(f"seed {seed}")
     with tempfile.TemporaryDirectory() as temporary:
-        models = {source: Path(shutil.copytree(source, f"{temporary}/{source.name}")) for source in MODELS}
-        path = Path(temporary) / "x.safetensors"
+        folder = Path(temporary)
+        models = {source: Path(shutil.copytree(source, folder / source.name)) for source in MODELS}
+        for packing in PACKINGS:
+            quantize_model(TINY, folder / f"{packing}", packing, progress=False)
+            shutil.copytree(folder / f"{packing}", folder / f"{packing} damaged")
         while time.monotonic() < end:
             for _ in range(20):
+                path = folder / "x.safetensors"
                 path.write_bytes(damage_header(data, rng))
-                kind = "weights", weights_are_read_as_written_or_refused(path)
-                counts[kind] = counts.get(kind, 0) + 1
+                counts["weights", weights_are_read_as_written_or_refused(path)] += 1
+                counts["adapter", damaged_adapter(folder / "y.safetensors", net, rng)] += 1
+                counts["gguf", damaged_gguf(folder / "z.gguf", rng)] += 1
             source = rng.choice(MODELS)
-            kind = "config", damaged_config(models[source], source, rng.choice(CONFIGS), rng)
-            counts[kind] = counts.get(kind, 0) + 1
+            counts["config", damaged_config(models[source], source, rng.choice(CONFIGS), rng)] += 1
+            packing = rng.choice(PACKINGS)
+            counts["packed", damaged_copy(folder / f"{packing}", folder / f"{packing} damaged", rng)] += 1
     for (what, read), count in sorted(counts.items()):
         print(f"{what:8} {'read' if read else 'refused':8} {count:,}")
 

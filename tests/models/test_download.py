@@ -14,14 +14,10 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 from stand_in_hub import CHUNK, DECOYS, TINY, Repository, large, released
 
 from kleinlite.models.download import Repository as Needed, download_model, fetch_model, fetch_parts, find_cached
-from kleinlite.models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_REPO
-from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
-from kleinlite.transformer import Transformer, TransformerConfig
-from kleinlite.z_image import ZImageConfig, ZImageTransformer
+from kleinlite.models.registry import MODELS, SMALL_DECODER, SMALL_DECODER_REPO
 
 REPO = MODELS["4b"].repo
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -59,54 +55,6 @@ def in_a_process(hub, *argv, **environment) -> subprocess.Popen:
     names = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(hub.cache), "KLEINLITE_CPU": "off"} | environment
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", code, *argv], env=os.environ | names, **pipes)
-
-
-# ---------------------------------------------------------------- the registry
-
-
-def test_the_parameters_are_those_of_our_modules():
-    def size(module):  # nothing is computed, so 34 GB stay imaginary
-        return sum(w.size for _, w in tree_flatten(module.parameters()))
-
-    small = size(Transformer(TransformerConfig())), size(TextEncoder(TextEncoderConfig()))
-    cfg = TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=12288)
-    large = size(Transformer(cfg)), size(TextEncoder(TextEncoderConfig(d=4096, d_mlp=12288, tied=False)))
-    sister = size(ZImageTransformer(ZImageConfig())), small[1]
-    for name, model in MODELS.items():
-        expected = sister if name == "z-image-turbo" else small if "4b" in name else large
-        assert (model.size.transformer_parameters, model.size.text_encoder_parameters) == expected, name
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_bytes_fit_the_parameters(name):
-    model = MODELS[name]
-    bits = 8 * model.transformer_bytes / model.size.transformer_parameters
-    assert (
-        bits == pytest.approx(32 if name == "z-image-turbo" else 16, abs=1e-3)
-        or ("fp8" in name and 8 < bits < 8.7)
-        or ("nvfp4" in name and 4.5 < bits < 5.2)
-    )
-    assert ("fp" in name) == (bits < 10) == bool(model.parts_from)
-    others = model.size.other_bytes - 2 * model.size.text_encoder_parameters
-    assert 180e6 < others < 190e6  # the autoencoder, the tokenizer, and headers
-
-
-def test_names_and_licences():
-    assert set(BUNDLED).isdisjoint(MODELS) and len({model.repo for model in MODELS.values()}) == len(MODELS) == 15
-    sister = MODELS["z-image-turbo"]
-    assert (sister.repo, sister.size.license) == ("Tongyi-MAI/Z-Image-Turbo", "Apache-2.0") and not sister.size.gated
-    for name, model in MODELS.items():
-        if model is sister:
-            continue
-        small, base = "4b" in name, name.startswith("base-")
-        assert model.repo.lower() == f"black-forest-labs/flux.2-klein-{name}"
-        assert model.distilled != base and model.size.gated != small
-        assert model.size.license == ("Apache-2.0" if small else "FLUX Non-Commercial")
-        if model.parts_from:
-            assert name.startswith(f"{model.parts_from}-") and not MODELS[model.parts_from].parts_from
-            assert model.file == f"flux-2-klein-{name}.safetensors"
-        else:
-            assert model.file == ""
 
 
 # ---------------------------------------------------------------- what is fetched
@@ -450,7 +398,9 @@ def test_a_disk_that_is_too_small(hub, said, monkeypatch):
     disk = lambda free: monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
     disk(total - 1)
     told = said(fetch_model, "4b")
-    assert "needs 277.6 kB" in told and str(hub.cache) in told and "277.6 kB left" in told and "HF_HOME" in told
+    assert re.search(
+        rf"{re.escape(str(hub.cache))}\b.* make room there, or set HF_HOME to a folder on another disk\.$", told
+    )
     assert hub.sent == 0 and not hub.cache.exists()
     disk(total)
     assert content(fetch_model("4b")) == FILES

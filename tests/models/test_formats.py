@@ -12,14 +12,15 @@ from golden_tools import GOLDENS
 from mlx.utils import tree_flatten
 
 from kleinlite import Klein
+from kleinlite.errors import UserError
+from kleinlite.models.checkpoint import open_checkpoint, resolve_model
 from kleinlite.models.files import load_arrays
 from kleinlite.models.formats import assemble
-from kleinlite.models.opening import find_model, open_checkpoint
 from kleinlite.pipeline import to_pixels
-from kleinlite.quantisation import Packed, PackedLinear
+from kleinlite.quantization import QuantizedLinear, QuantizedMatrix
 
 BYTES = mx.load(str(GOLDENS / "formats.safetensors"))
-NANO = find_model("nano")
+NANO = resolve_model("nano")
 WISH = {"prompt": "a red circle above a blue square", "seed": 7, "progress": False}
 
 
@@ -31,8 +32,8 @@ def difference(a, b) -> float:
 # ---------------------------------------------------------------- byte by byte
 
 
-def exactly(packed: Packed, value: mx.array) -> None:
-    assert isinstance(packed, Packed) and packed.shape == value.shape
+def exactly(packed: QuantizedMatrix, value: mx.array) -> None:
+    assert isinstance(packed, QuantizedMatrix) and packed.shape == value.shape
     assert mx.array_equal(packed.decode(), value.astype(mx.float32))
 
 
@@ -111,6 +112,46 @@ def test_metadata_goes_before_looks():
         assert mx.sqrt(((packed.decode() - w) ** 2).mean() / (w**2).mean()).item() < 0.12
 
 
+SCALES = mx.ones((32, 4), dtype=mx.uint8)  # of a matrix of 32 × 64 weights
+
+
+@pytest.mark.parametrize(
+    "arrays, what",
+    [
+        ({"x.weight_scale": mx.ones(3)}, "scales"),
+        ({"x.weight_scale": mx.array(3)}, "scales"),
+        ({"x.weight_scale": mx.ones((3, 3), dtype=mx.uint8)}, "scales"),
+        ({"x.weight_scale": mx.ones((3, 3), dtype=mx.uint8), "x.weight_scale_2": mx.array(1.0)}, "scales"),
+        ({"x.weight_scale": mx.array(1, dtype=mx.uint8), "x.weight_scale_2": mx.array(1.0)}, "scales"),
+        ({"x.weight_scale": mx.ones(8, dtype=mx.uint8), "x.weight_scale_2": mx.array(1.0)}, "scales"),
+        ({"x.weight_scale": SCALES, "x.weight_scale_2": mx.ones(3)}, "scales"),
+        ({"x.weight_scale": SCALES, "x.weight_scale_2": mx.array(1)}, "scales"),
+        ({"x.weight": SCALES[None], "x.weight_scale": SCALES}, "codes"),
+        ({"x.weight": SCALES[0], "x.weight_scale": SCALES}, "codes"),
+        ({"x.weight": mx.ones((32, 30), dtype=mx.uint8), "x.weight_scale": SCALES}, "codes"),
+        ({"x.weight": mx.ones((0, 32), dtype=mx.uint8), "x.weight_scale": SCALES}, "codes"),
+        ({"x.weight": mx.ones(32, dtype=mx.uint8), "x.weight_scale": mx.ones(32)}, "scales"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("said", [{}, {"quantization": "nvfp4"}, {"_quantization_metadata": "{}"}])
+def test_fp8_and_nvfp4_of_the_wrong_form(arrays, what, said):
+    with pytest.raises(UserError, match=f"x.weight is packed, and its {what} do not fit"):
+        assemble({"x.weight": mx.ones((32, 32), dtype=mx.uint8)} | arrays, said)
+
+
+def test_scales_without_their_matrix_do_not_decide_the_layout():
+    lone = {"a.weight_scale": mx.ones((3,)), "a.weight_scale_2": mx.array(1.0), "b.weight_scale_2": mx.array(1.0)}
+    exactly(assemble(nvfp4("plain") | lone)["x.weight"], BYTES["nvfp4.value"])
+
+
+@pytest.mark.parametrize("scales", [mx.ones(()), mx.ones((4, 0)), mx.ones((4, 3)), mx.ones((5, 2)), mx.ones((4, 50))])
+def test_gguf_with_scales_of_its_own(scales):
+    """A file may say that a tensor of it is another's scales."""
+    arrays = {"x.weight": mx.zeros((4, 16), dtype=mx.uint32), "x.scales": scales, "x.biases": scales}
+    with pytest.raises(UserError, match="x.weight is packed, and its"):
+        assemble(arrays, {"format": "gguf"})
+
+
 # ---------------------------------------------------------------- nano as a single file
 
 
@@ -168,13 +209,13 @@ def test_an_fp8_file(tmp_path):
     """It stays in 8 bits and draws exactly what its decoded numbers draw."""
     file = single_file(tmp_path / "nano-fp8.safetensors", "fp8")
     klein = Klein.from_pretrained(file, parts="nano")
-    packed = [m for _, m in klein.transformer.named_modules() if isinstance(m, PackedLinear)]
+    packed = [m for _, m in klein.transformer.named_modules() if isinstance(m, QuantizedLinear)]
     assert len(packed) == 24 and {m.weight.dtype for m in packed} == {mx.uint8}  # of 26 matrices, two left whole
     exact = Klein.from_pretrained("nano", dtype=mx.float32)
     modules = dict(exact.transformer.named_modules())
     for name, m in klein.transformer.named_modules():
-        if isinstance(m, PackedLinear):
-            modules[name].weight = m.packed.decode()
+        if isinstance(m, QuantizedLinear):
+            modules[name].weight = m.matrix.decode()
     assert difference(klein(**WISH), exact(**WISH)) < 0.01
     assert difference(klein(**WISH), Klein.from_pretrained("nano")(**WISH)) < 6  # E4M3 keeps three bits of mantissa
 
@@ -183,8 +224,8 @@ def test_an_fp8_file(tmp_path):
 def test_an_nvfp4_file(layout, said, tmp_path):
     file = single_file(tmp_path / "nano-nvfp4.safetensors", layout, metadata=said)
     klein = Klein.from_pretrained(file, parts="nano")
-    packed = [m for _, m in klein.transformer.named_modules() if isinstance(m, PackedLinear)]
-    assert len(packed) == 26 and {(m.weight.dtype, m._packing.mode) for m in packed} == {(mx.uint32, "nvfp4")}
+    packed = [m for _, m in klein.transformer.named_modules() if isinstance(m, QuantizedLinear)]
+    assert len(packed) == 26 and {(m.weight.dtype, m.spec.mode) for m in packed} == {(mx.uint32, "nvfp4")}
     assert difference(klein(**WISH), Klein.from_pretrained("nano")(**WISH)) < 20
     with pytest.raises(ValueError, match="quantised already .nvfp4, 4 bits.: leave quantize out"):
         open_checkpoint(file, dtype=mx.float32, parts="nano", quantize=4)
@@ -193,7 +234,7 @@ def test_an_nvfp4_file(layout, said, tmp_path):
 def test_fp8_can_be_quantised(tmp_path):
     file = single_file(tmp_path / "nano-fp8.safetensors", "fp8")
     model = open_checkpoint(file, dtype=mx.float32, parts="nano", quantize=4).load_transformer()
-    modes = {name: m._packing.mode for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+    modes = {name: m.spec.mode for name, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     assert modes.pop("txt_in") == "stored"  # 288 wide, which is no multiple of 64
     assert len(modes) > 26 and set(modes.values()) == {"affine"}
 
@@ -206,7 +247,7 @@ def test_an_autoencoder_from_a_single_file(tmp_path):
     arrays = load_arrays(NANO / "vae")
     folder_file = tmp_path / "theirs.safetensors"
     mx.save_safetensors(str(folder_file), arrays)
-    weights = open_checkpoint("nano", dtype=mx.float32).weights("vae")
+    weights = open_checkpoint("nano", dtype=mx.float32).weights("autoencoder")
     ours = {k: w.transpose(0, 3, 1, 2) if w.ndim == 4 else w for k, w in weights.items()}
     ours = {k: w[..., None, None] if "attn_1" in k and w.ndim == 2 else w for k, w in ours.items()}
     ours["bn.num_batches_tracked"] = mx.array(0)
@@ -214,10 +255,11 @@ def test_an_autoencoder_from_a_single_file(tmp_path):
     mx.save_safetensors(str(own_file), {k: mx.contiguous(w) for k, w in ours.items()})
     configs = []
     for file in (folder_file, own_file):
-        cfg, path = open_checkpoint("nano", dtype=mx.float32, parts={"vae": file}).parts["vae"]
+        checkpoint = open_checkpoint("nano", dtype=mx.float32, parts={"vae": file})
+        cfg, path = checkpoint.configs.autoencoder, checkpoint.files["autoencoder"].path
         assert path == file
         configs.append(cfg)
-    right = open_checkpoint("nano", dtype=mx.float32).parts["vae"][0]
+    right = open_checkpoint("nano", dtype=mx.float32).configs.autoencoder
     assert configs[0] == configs[1]
     assert (configs[0].channels, configs[0].decoder_channels) == (right.channels, right.decoder_channels)
     assert (configs[0].layers, configs[0].latent_channels) == (right.layers, right.latent_channels)
@@ -240,7 +282,7 @@ def test_parts_that_make_no_sense(tmp_path):
 
 def test_the_transformer_of_another_folder():
     mixed = open_checkpoint("nano", dtype=mx.float32, parts={"transformer": NANO / "base"})
-    assert mixed.parts["transformer"][1] == NANO / "base" / "transformer"
+    assert mixed.files["transformer"].path == NANO / "base" / "transformer"
 
 
 # ---------------------------------------------------------------- the text encoder stops
@@ -299,7 +341,8 @@ def header_only(path: Path, names: dict[str, tuple[str, list[int]]]) -> None:
 def test_files_of_other_models(names, who, tmp_path):
     header_only(tmp_path / "x.safetensors", {name: ("BF16", [2, 2]) for name in names})
     with pytest.raises(
-        ValueError, match=rf"x.safetensors is {who}, and kleinlite runs FLUX.2 \[klein\] and Z-Image-Turbo: take 4b"
+        ValueError,
+        match=rf"x.safetensors is {who}, and kleinlite runs FLUX.2 \[klein\], Z-Image and FLUX.3 \[klein\]: take 4b",
     ):
         open_checkpoint(tmp_path / "x.safetensors", dtype=mx.float32, parts="nano")
 

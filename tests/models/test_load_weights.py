@@ -6,10 +6,10 @@ import pytest
 from mlx.utils import tree_flatten
 from packings import matrix
 
-from kleinlite.models.formats import find_packing, load_weights
-from kleinlite.models.opening import open_checkpoint
+from kleinlite.models.checkpoint import open_checkpoint
+from kleinlite.models.formats import find_quant_spec, load_weights
 from kleinlite.models.packing import quantize
-from kleinlite.quantisation import PACKINGS, PackedLinear
+from kleinlite.quantization import QUANT_SPECS, QuantizedLinear
 
 CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what is measured here is the CPU's way")
 
@@ -24,7 +24,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize("wish", [2, 7, 16, "4", "fp8", 4.5])
 def test_wishes_that_cannot_be(wish):
     with pytest.raises(ValueError, match=f"quantize is one of 3, 4, 5, 6, 8, mxfp4, mxfp8, nvfp4 .*not {wish!r}"):
-        find_packing(wish)
+        find_quant_spec(wish)
     with pytest.raises(ValueError, match="quantize is one of"):
         open_checkpoint("nano", dtype=mx.float32, quantize=wish)
 
@@ -40,7 +40,7 @@ def test_stored():
     x, ids = matrix(2, 3, 128), mx.array([1, 2])
     assert mx.allclose(model.large(x), wide.large(x), atol=1e-6) and mx.array_equal(model.table(ids), wide.table(ids))
     same = load_weights(Model(), arrays, mx.bfloat16, keep_narrow=True)
-    assert not [m for m in same.modules() if isinstance(m, PackedLinear)]
+    assert not [m for m in same.modules() if isinstance(m, QuantizedLinear)]
 
 
 @CPU
@@ -59,7 +59,7 @@ def test_one_whole_layer_at_a_time(tmp_path):
     arrays = mx.load(str(tmp_path / "x.safetensors"))
     load_weights(model, arrays, mx.float32, keep_narrow=True)
     del arrays
-    quantize(model, PACKINGS[4], mx.float32)
+    quantize(model, QUANT_SPECS[4], mx.float32)
     packed = 12 * d * d * 4.5 / 8
     assert 0.95 * packed < mx.get_active_memory() - before < 1.05 * packed  # all of it, and nothing else
     assert mx.get_peak_memory() - before < packed + 2 * d * d + 2 * d * d  # one layer, and what packing it takes

@@ -7,8 +7,8 @@ from mlx.utils import tree_flatten
 from packings import ERROR, error, matrix
 
 from kleinlite.models import packing
-from kleinlite.models.packing import PackedEmbedding, join, quantize
-from kleinlite.quantisation import PACKINGS, PackedLinear, pack_matrix
+from kleinlite.models.packing import QuantizedEmbedding, join, quantize
+from kleinlite.quantization import QUANT_SPECS, QuantizedLinear, quantize_matrix
 
 
 class Model(nn.Module):
@@ -20,14 +20,14 @@ class Model(nn.Module):
         self.norm = nn.RMSNorm(128)
 
 
-@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("name", QUANT_SPECS)
 def test_which_layers_are_packed(name):
     model = Model()
     before = dict(tree_flatten(model.parameters()))
-    quantize(model, PACKINGS[name], mx.float32)
-    packed = {path for path, m in model.named_modules() if isinstance(m, PackedLinear)}
+    quantize(model, QUANT_SPECS[name], mx.float32)
+    packed = {path for path, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     assert packed == {"table", "large", "layers.0", "layers.1", "layers.2"}  # too odd: 100 wide; too small: 8 × 128
-    assert isinstance(model.table, PackedEmbedding)
+    assert isinstance(model.table, QuantizedEmbedding)
     ids = mx.array([[3, 299], [0, 3]])
     assert error(model.table(ids), before["table.weight"][ids]) < 2 * ERROR[name]
     assert model.table(ids).dtype == mx.float32
@@ -43,19 +43,28 @@ def test_the_largest_is_packed_first(monkeypatch):
 
     def note(w, p):
         order.append(w.shape[0])
-        return pack_matrix(w, p)
+        return quantize_matrix(w, p)
 
-    monkeypatch.setattr(packing, "pack_matrix", note)
-    quantize(net, PACKINGS[4], mx.float32)
+    monkeypatch.setattr(packing, "quantize_matrix", note)
+    quantize(net, QUANT_SPECS[4], mx.float32)
     assert order == [1000, 128, 64]
 
 
 def test_joined_and_turned():
-    a, b = (pack_matrix(matrix(64, 128, seed=i), PACKINGS["nvfp4"]) for i in (1, 2))
+    a, b = (quantize_matrix(matrix(64, 128, seed=i), QUANT_SPECS["nvfp4"]) for i in (1, 2))
     both = join([a, b])
     assert both.shape == (128, 128)
     assert mx.array_equal(both.decode(), mx.concatenate([a.decode(), b.decode()]))  # each keeps its own scale
     swapped = both.map(lambda w: mx.concatenate(mx.split(w, 2)[::-1]))
     assert mx.array_equal(swapped.decode()[:64], b.decode())
     with pytest.raises(ValueError, match="cannot be joined"):
-        join([a, pack_matrix(matrix(64, 128), PACKINGS[4])])
+        join([a, quantize_matrix(matrix(64, 128), QUANT_SPECS[4])])
+
+
+@pytest.mark.parametrize("rows, is_packed", [(295, False), (296, True)])
+def test_an_odd_number_of_groups(rows, is_packed):
+    """MLX packs NVFP4 32 weights at a time, two groups; what it cannot pack stays as it is."""
+    net = nn.Sequential(nn.Embedding(rows, 16))
+    quantize(net, QUANT_SPECS["nvfp4"], mx.float32)
+    assert isinstance(net.layers[0], QuantizedEmbedding) == is_packed
+    mx.eval(net(mx.array([0, rows - 1])))

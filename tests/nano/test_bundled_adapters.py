@@ -1,12 +1,16 @@
 """The adapters that come with nano: they do what they were trained for, and diffusers draws the same with them."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
 from golden_tools import GOLDENS
 
 from kleinlite import Klein
-from kleinlite.models.adapters import bundled_adapters, open_adapter
-from kleinlite.nano.adapters import ADAPTERS, cross, crosses_right, draw_cross, is_cross, outlined, outlines_right
+from kleinlite.inference.loaded_model import LoadedModel
+from kleinlite.models.lora_files import bundled_adapters, open_adapter
+from kleinlite.nano.evaluate import TEST, draw_all, examine, held_out_captions, held_out_edits
+from kleinlite.nano.loras import ADAPTERS, cross, cross_accuracy, draw_cross, is_cross, outline_accuracy, outlined
 from kleinlite.pipeline import to_pixels
 from kleinlite.sampling import noise
 from kleinlite.scenes import Scene, Thing, draw
@@ -44,23 +48,47 @@ def test_diffusers_live(tmp_path):
 
 def test_nano_draws_crosses_with_it_and_not_without():
     klein = Klein.from_pretrained("nano", loras=["cross"])
-    with_it = crosses_right(klein, 8)
+    with_it = cross_accuracy(klein, 8)
     klein.loras["cross"] = 0
-    assert with_it >= 0.6 and crosses_right(klein, 8) <= 0.3
+    assert with_it >= 0.6 and cross_accuracy(klein, 8) <= 0.3
 
 
 def test_nano_draws_outlines_with_it_and_not_without():
     klein = Klein.from_pretrained("nano", loras=["outlined"])
-    with_it = outlines_right(klein, 3)
+    with_it = outline_accuracy(klein, 3)
     klein.loras["outlined"] = 0
-    assert with_it >= 0.6 and outlines_right(klein, 3) == 0
+    assert with_it >= 0.6 and outline_accuracy(klein, 3) == 0
 
 
 def test_they_are_what_they_say():
-    assert set(bundled_adapters()) == set(ADAPTERS)
+    assert set(bundled_adapters()) == {*ADAPTERS, "kv-edits", "one-look"}
     for name, path in bundled_adapters().items():
         adapter = open_adapter(name)
-        assert path.stat().st_size < 200_000 and adapter.kind == "LoRA" and adapter.trained_on == "nano-base"
+        taught = name in ADAPTERS  # with pictures; the others learned from nano itself
+        assert path.stat().st_size < (200_000 if taught else 2_000_000) and adapter.kind == "LoRA"
+        assert adapter.trained_on == ("nano-base" if taught else "nano")
+
+
+def test_one_look_is_enough_with_its_adapter():
+    cases = held_out_captions(12, TEST)
+    right = []
+    for loras in ([], ["one-look"]):
+        klein = Klein.from_pretrained("nano", loras=loras)
+        pictures = draw_all(klein, [caption for _, caption in cases], steps=1)
+        right.append(sum(all(result.values()) for result in examine(pictures, cases)))
+    assert right[1] >= 9 and right[1] > right[0] + 2
+
+
+def test_edits_with_a_cache_come_nearer_to_the_plain_ones():
+    klein = Klein.from_pretrained("nano")
+    cached = [Klein(LoadedModel(replace(klein._model.checkpoint, info=replace(klein.info, kv=True)))) for _ in range(2)]
+    cached[1].loras.add("kv-edits")
+    edits = [edit for edit in held_out_edits(8) if len(edit[0]) == 1]
+    apart = [0.0, 0.0]
+    for (before, *_), text, _ in edits:
+        plain, *others = (to_pixels(k(text, images=[draw(before)], seed=9, progress=False)) for k in (klein, *cached))
+        apart = [total + mx.abs(plain - other).mean().item() for total, other in zip(apart, others)]
+    assert apart[1] < 0.75 * apart[0]
 
 
 def test_the_eye_for_crosses():

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from kleinlite.nano.judge import asked, judge, shown
+from kleinlite.nano.evaluate import detected, judge, requested
 from kleinlite.nano.shapes import find_shapes, one_shape, one_shape_cases, ripple, summary
 from kleinlite.scenes import COLOURS, SHAPES, Scene, Thing, captions, draw
 
@@ -74,7 +74,7 @@ HOUSE = Scene((Thing("house", "red", "left"),), sky="day", ground="snow", sun_si
 
 
 def wrong(image: Image.Image, scene: Scene) -> set[str]:
-    right = shown(judge(image), scene, asked(scene, captions(scene)[-1]))
+    right = detected(judge(image), scene, requested(scene, captions(scene)[-1]))
     return {name for name, ok in right.items() if not ok}
 
 

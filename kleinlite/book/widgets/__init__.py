@@ -5,7 +5,7 @@
 
 Every function returns a `Panel`. Its controls are in `panel.parts` by name, and do without a browser what they do in
 one: set a value, call `click()`. Where no widget can live, on the site or in a notebook that a test runs, a panel is
-its `still` picture: both travel in one output, and whoever shows it takes the livelier one that it can.
+its `still` picture. Both are outputs of its cell; the controls hide the picture while their kernel lives.
 """
 
 from .explorers import attention_viewer, latent_explorer, rope_explorer, schedule_explorer

@@ -2,17 +2,17 @@
 
 import math
 import re
-import threading
 from collections.abc import Callable
+from typing import cast
 
 import ipywidgets as ipw
 import mlx.core as mx
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ... import transformer
-from ...cpu import softmax
-from ...pipeline import Klein, Step, prepare_reference, to_images, to_pixels
+from ...errors import UserError
+from ...inside import record_attention
+from ...pipeline import Klein, prepare_reference, to_images, to_pixels
 from ...position_ids import apply_rope, image_ids, rope_table
 from ...sampling import empirical_mu, schedule
 from ...text_encoder import TEMPLATE
@@ -24,7 +24,7 @@ __all__ = ["attention_viewer", "latent_explorer", "rope_explorer", "schedule_exp
 def make_explorer(draw: Callable[..., Figure], picture: ipw.Image | Clickable, **controls: ipw.Widget) -> Panel:
     """Controls over the figure that `draw` makes of their values; shown in `picture`, which may be clicked on."""
 
-    def redraw(_=None):
+    def redraw(_: object = None) -> None:
         figure = draw(**{name: control.value for name, control in controls.items()})
         picture.layout.width = f"{figure.get_figwidth() * figure.dpi:.0f}px"
         picture.value = to_png(figure)
@@ -39,9 +39,10 @@ def make_explorer(draw: Callable[..., Figure], picture: ipw.Image | Clickable, *
 def schedule_explorer() -> Panel:
     """Where klein's steps go, beside a straight line and a power of it: by number of steps and size of picture."""
 
-    def draw(steps, size):
+    def draw(steps: int, size: int) -> Figure:
         n = (size // 16) ** 2
-        mu, line = empirical_mu(n, steps), [1 - i / steps for i in range(steps + 1)]
+        mu = empirical_mu(n, steps)
+        line = [1 - i / steps for i in range(steps + 1)]
         figure = Figure(figsize=(8, 3), layout="constrained")
         left, right = figure.subplots(1, 2)
         for name, times in {"klein": schedule(steps, n), "linear": line, "power 1/5": [t**0.2 for t in line]}.items():
@@ -61,14 +62,16 @@ def schedule_explorer() -> Panel:
 
 def rope_explorer(grid: int = 16) -> Panel:
     """What one patch sees of the others by position alone; choose it by sliders, or click on it in the first map."""
-    ones, times = mx.ones((1, 1, grid * grid, 128)), (0, 10, 20, 30)
+    ones = mx.ones((1, 1, grid * grid, 128))
+    times = (0, 10, 20, 30)
     turned = {t: apply_rope(ones, rope_table(image_ids(grid, grid, t)))[0, 0] for t in times}  # (grid², 128) each
     axes = {"all axes": slice(0, 128), "only h": slice(32, 64), "only w": slice(64, 96)}
     similar = lambda t, part, here: turned[t][:, part] @ turned[0][here, part].T / (part.stop - part.start)
     lowest = {name: min(similar(t, part, slice(None)).min().item() for t in times) for name, part in axes.items()}
-    width, height = 0.32, 0.88  # of one map, as shares of the figure
+    width = 0.32  # of one map, as shares of the figure
+    height = 0.88
 
-    def draw(row, column, among):
+    def draw(row: int, column: int, among: int) -> Figure:
         figure = Figure(figsize=(7.5, 7.5 * width / height))
         for i, (name, part) in enumerate(axes.items()):
             ax = figure.add_axes((0.005 + 0.335 * i, 0.01, width, height))
@@ -82,59 +85,36 @@ def rope_explorer(grid: int = 16) -> Panel:
     sides = {side: ipw.IntSlider(at, 0, grid - 1) for side, at in (("row", grid // 2), ("column", grid // 3))}
     pictures = [("its own picture", 0), *((f"a reference at t = {t}", t) for t in times[1:])]
 
-    def choose(row, column):
-        sides["row"].value, sides["column"].value = row, column
+    def choose(row: int, column: int) -> None:
+        sides["row"].value = row
+        sides["column"].value = column
 
     maps = Clickable(choose, rows=grid, columns=grid, area=(0.005, 0.99 - height, width, height))
     return make_explorer(draw, maps, **sides, among=ipw.ToggleButtons(options=pictures))
 
 
-def record_attention(
-    klein: Klein, prompt: str, seed: int, size: int | None = None
-) -> tuple[list[Step], list[mx.array]]:
-    """Draw once: the steps, and for each what picture tokens give to text tokens, (blocks, n, m), mean of the heads."""
-    steps, maps, recorded, m, thread = [], [], [], klein.info.tokens, threading.get_ident()
-    blocks = len(klein.transformer.double_blocks) + len(klein.transformer.single_blocks)
-    original = transformer.roped_attention
-
-    def recording(q, k, v, rope):
-        if threading.get_ident() == thread:  # not the playground's thread
-            q_, k_ = apply_rope(q, rope)[:, :, m:], apply_rope(k, rope)
-            weights = softmax((q_ @ k_.swapaxes(-1, -2)).astype(mx.float32) * q.shape[-1] ** -0.5)  # (b, nh, n, m + n)
-            recorded.append(weights[0, :, :, :m].mean(axis=0))
-            mx.eval(recorded[-1])
-        return original(q, k, v, rope)
-
-    transformer.roped_attention = recording
-    try:
-        for step in klein.stream(prompt, seed=seed, width=size, height=size, progress=False):
-            steps.append(step)
-            maps.append(mx.stack(recorded[:blocks]))  # with guidance, the prompt's pass comes first
-            recorded.clear()
-    finally:
-        transformer.roped_attention = original
-    mx.eval(maps)
-    return steps, maps
-
-
 def attention_viewer(klein: Klein, prompt: str, seed: int = 7, size: int | None = None) -> Panel:
     """Which patches look at a word of the prompt: in which block, at which step."""
     if not prompt.split():
-        raise ValueError("There is no word in the prompt to look at: give it one.")
-    steps, maps = record_attention(klein, prompt, seed, size)
-    previews, start = [step.preview() for step in steps], TEMPLATE.index("{}")
-    gh, gw = previews[0].height // 16, previews[0].width // 16
+        raise UserError("There is no word in the prompt to look at: give it one.")
+    sides = {} if size is None else {"width": size, "height": size}
+    steps, maps = record_attention(klein, prompt, seed=seed, **sides)
+    previews = [cast(Image.Image, step.preview()) for step in steps]  # of one prompt
+    start = TEMPLATE.index("{}")
+    gh = previews[0].height // 16
+    gw = previews[0].width // 16
     spans = klein.tokenizer.encode(TEMPLATE.format(prompt)).offsets  # where in the text each token stands
     words = [(found[0], (start + found.start(), start + found.end())) for found in re.finditer(r"\S+", prompt)]
 
-    def draw(word, step, block):
+    def draw(word: tuple[int, int], step: int, block: int) -> Figure:
         tokens = [i for i, (first, end) in enumerate(spans) if first < word[1] and end > word[0]]
         seen = maps[step - 1][:, :, tokens].sum(axis=-1)  # (blocks, n)
         seen = (seen.mean(axis=0) if block < 0 else seen[block]).reshape(gh, gw)
         figure = Figure(figsize=(6.4, 2.9), layout="constrained")
         left, right = figure.subplots(1, 2)
         word_ = prompt[word[0] - start : word[1] - start]
-        preview, title = previews[step - 1], f"what attends to “{word_}”"
+        preview = previews[step - 1]
+        title = f"what attends to “{word_}”"
         show_pictures(
             (left, right), {f"expected after step {step}": preview, title: preview.convert("L").convert("RGB")}
         )
@@ -159,17 +139,18 @@ def latent_explorer(klein: Klein, picture: Image.Image) -> Panel:
     latents = klein.autoencoder.encode(to_pixels(prepare_reference(picture)))  # (1, gh, gw, 128)
     before = klein.autoencoder.decode(latents)
 
-    def draw(channel, push):
+    def draw(channel: int, push: float) -> Figure:
         after = klein.autoencoder.decode(latents + push * (mx.arange(latents.shape[-1]) == channel))
         figure = Figure(figsize=(7.2, 2.4), layout="constrained")
         *left, right = figure.subplots(1, 3)
         show_pictures(left, {"decoded": to_images(before)[0], f"channel {channel}, {push:+.1f}": to_images(after)[0]})
         levels = 127.5 * mx.abs(after - before)[0].mean(axis=-1)
-        shown = right.imshow(levels.tolist(), vmin=0, vmax=max(1, levels.max().item()))
+        shown = right.imshow(levels.tolist(), vmin=0, vmax=max(1.0, float(levels.max())))
         right.set_title("difference")
         right.axis("off")
         figure.colorbar(shown, ax=right, label="levels of 255")
         return figure
 
-    channel, push = ipw.IntSlider(52, 0, latents.shape[-1] - 1), ipw.FloatSlider(3.0, min=-6, max=6, step=0.5)
+    channel = ipw.IntSlider(52, 0, latents.shape[-1] - 1)
+    push = ipw.FloatSlider(3.0, min=-6, max=6, step=0.5)
     return make_explorer(draw, ipw.Image(), channel=channel, push=push)

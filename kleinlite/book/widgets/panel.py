@@ -9,10 +9,12 @@ import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import anywidget
 import ipywidgets as ipw
 import traitlets
+from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
@@ -47,11 +49,12 @@ class Clickable(anywidget.AnyWidget):
 
     _esm = HERE / "clickable.js"
     value = traitlets.Bytes().tag(sync=True)
-    rows, columns = traitlets.Int(1).tag(sync=True), traitlets.Int(1).tag(sync=True)
+    rows = traitlets.Int(1).tag(sync=True)
+    columns = traitlets.Int(1).tag(sync=True)
     area = traitlets.Tuple((0.0, 0.0, 1.0, 1.0)).tag(sync=True)
     title = traitlets.Unicode().tag(sync=True)
 
-    def __init__(self, clicked: Callable[[int, int], object], **traits):
+    def __init__(self, clicked: Callable[[int, int], object], **traits: Any) -> None:
         super().__init__(**traits)
         self.clicked = clicked
         self.add_class("kleinlite-clickable")
@@ -74,12 +77,19 @@ class Panel(ipw.VBox):
     def still(self) -> bytes:
         return self.parts.picture.value
 
-    def _repr_mimebundle_(self, **kwargs) -> tuple[dict, dict]:
-        live, still = super()._repr_mimebundle_(**kwargs), Image.open(io.BytesIO(self.still))
-        (file, kind), size = compress(still), {"width": still.width // 2, "height": still.height // 2}
+    def show_still(self) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
+        """The still as an output of Jupyter, and its size there."""
+        still = Image.open(io.BytesIO(self.still))
+        (file, kind) = compress(still)
         words = "Something to play with: run this cell in JupyterLab."
         picture = {"text/plain": words, f"image/{kind}": base64.b64encode(file).decode()}
-        return live | picture, {f"image/{kind}": size}
+        return picture, {f"image/{kind}": {"width": still.width // 2, "height": still.height // 2}}
+
+    def _ipython_display_(self) -> None:
+        """Two outputs: the still, which stays in a saved notebook, and the controls, which hide it while they live."""
+        picture, size = self.show_still()
+        display(picture, metadata=size, raw=True)
+        display(self._repr_mimebundle_(), raw=True)
 
 
 def to_png(picture: Image.Image | Figure) -> bytes:

@@ -4,32 +4,62 @@ import io
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from queue import SimpleQueue
 from time import perf_counter as clock
+from typing import Any
 
 import ipywidgets as ipw
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ...drawing.picture_file import to_rgb
-from ...models.opening import ModelInfo
+from ...errors import UserError
+from ...inference.picture_file import to_rgb
+from ...models.checkpoint import ModelInfo
+from ...nano.limits import describe_limits
 from ...pipeline import Klein, Step, prepare_reference
 from .panel import Clickable, Code, Files, Panel, make_row, make_thumbnail, show_pictures, to_png
 
 __all__ = ["Playground", "playground"]
 
-PROMPT = "a red circle above a blue square"
+PROMPT = "a red house under a yellow sun"
 
 
-def reproduction_code(model: str, request: dict, files: list[str], stopped: int = 0) -> str:
-    """The lines that draw a picture again; stopped: after how many steps, if it was."""
+CELLS = 8  # on a side of a picture, for a mask
+Cell = tuple[int, int]  # row, column
+
+
+def cell_boxes(cells: Iterable[Cell], size: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+    """The pixels of cells on a picture: left, top, right, bottom."""
+    width, height = size
+    return [
+        (width * c // CELLS, height * r // CELLS, width * (c + 1) // CELLS, height * (r + 1) // CELLS)
+        for r, c in sorted(cells)
+    ]
+
+
+def make_mask(cells: Iterable[Cell], size: tuple[int, int]) -> Image.Image:
+    """White where a cell is to be drawn anew."""
+    mask = Image.new("L", size)
+    for box in cell_boxes(cells, size):
+        mask.paste(255, box)
+    return mask
+
+
+def reproduction_code(model: str, request: dict, files: list[str], stopped: int = 0, cells: Iterable[Cell] = ()) -> str:
+    """The lines that draw a picture again; stopped: after how many steps, if it was; cells: of the mask."""
     quoted = lambda text: json.dumps(text, ensure_ascii=False)
-    said = [quoted(request["prompt"]), *(f"{k}={v}" for k, v in request.items() if k not in ("prompt", "images"))]
+    said = [quoted(request["prompt"])]
+    said += [f"{k}={v}" for k, v in request.items() if k not in ("prompt", "images", "mask")]
     if files:
         said.append(f"images=[{', '.join(f'Image.open({quoted(name)})' for name in files)}]")
     lines = ["from kleinlite import Klein", *["from PIL import Image"] * bool(files), ""]
+    if cells:
+        said.append("mask=mask")
+        first = f"Image.open({quoted(files[0])})"
+        lines += [f'mask = Image.new("L", {first}.size)', f"for box in {cell_boxes(cells, request['mask'].size)}:"]
+        lines += ["    mask.paste(255, box)", ""]
     lines += [f"klein = Klein.from_pretrained({quoted(model)})"]
     if not stopped:
         return "\n".join([*lines, f"klein({', '.join(said)})"])
@@ -81,18 +111,29 @@ def open_pictures(files: list[dict]) -> list[Image.Image]:
         try:
             pictures.append(to_rgb(Image.open(io.BytesIO(file["content"]))))  # as `Klein` reads it
         except ValueError as error:
-            raise ValueError(f"{file['name']}: {error}") from None
+            raise UserError(f"{file['name']}: {error}") from None
         except (OSError, Image.DecompressionBombError):
-            raise ValueError(f"{file['name']} is not a picture, or one of a kind that cannot be read.") from None
+            raise UserError(f"{file['name']} is not a picture, or one of a kind that cannot be read.") from None
     return pictures
+
+
+def show_one(step: Step, fast: bool = False) -> Image.Image:
+    """What a step of a single prompt expects."""
+    picture = step.preview(fast)
+    assert isinstance(picture, Image.Image)
+    return picture
 
 
 class Playground(Panel):
     """Fields for a request, the picture as it comes, and those before. Draws in a thread, so that Stop can be heard."""
 
     def __init__(self, klein: Klein):
-        self.klein, self.stop_requested, self.idle = klein, threading.Event(), threading.Event()
-        self.previews, info = [], klein.info  # previews: (noise level, picture) of the last run
+        self.klein = klein
+        self.stop_requested = threading.Event()
+        self.idle = threading.Event()
+        self.cells: set[Cell] = set()  # of the first reference, to be drawn anew
+        self.previews: list[tuple[float, Image.Image]] = []  # noise level and picture of each step of the last run
+        info = klein.info
         parts = make_controls(info)
         hidden = {"guidance"} if info.distilled else set()
         pick = lambda names: [parts[name] for name in names.split() if name not in hidden]
@@ -102,7 +143,7 @@ class Playground(Panel):
         side = ipw.VBox(pick("gallery code")).add_class("kleinlite-side")
         super().__init__([*rows, make_row(parts["picture"], side, kinds=("stage",))], **parts)
         parts["draw"].on_click(self.generate)
-        parts["prompt"].on_msg(lambda _, message, __: message.get("event") == "submit" and self.generate())  # Enter
+        parts["prompt"].on_msg(self.on_enter)
         parts["stop"].on_click(lambda _: self.stop_requested.set())
         parts["dice"].on_click(lambda _: parts["seed"].set_trait("value", random.randrange(2**31)))
         parts["clear"].on_click(lambda _: parts["files"].set_trait("value", []))
@@ -118,8 +159,11 @@ class Playground(Panel):
         self.parts.status.value = f'<div role="status" class="kleinlite-{kind}">{escape(text)}</div>'
 
     def show_references(self, _: object = None) -> None:
-        """Show the references small, and let the first one decide the size."""
-        parts, size, pictures = self.parts, self.klein.info.size, []
+        """Show the references small, and let the first one decide the size. A click on it masks a cell."""
+        parts = self.parts
+        size = self.klein.info.size
+        pictures = []
+        self.cells.clear()
         try:
             pictures = open_pictures(parts.files.value)
             sizes = [prepare_reference(picture).size for picture in pictures]
@@ -127,59 +171,97 @@ class Playground(Panel):
             self.show_status("")
         except ValueError as error:
             self.show_status(str(error), "wrong")
-        thumbnails = [ipw.Image(value=to_png(make_thumbnail(p, 56)), layout={"height": "28px"}) for p in pictures]
+        thumbnails = [ipw.Image(value=to_png(make_thumbnail(p, 56)), layout={"height": "28px"}) for p in pictures[1:]]
+        if pictures:
+            thumbnails.insert(0, self.make_mask_field(pictures[0]))
         parts.references.children = [*thumbnails, parts.clear] if parts.files.value else []
+
+    def make_mask_field(self, picture: Image.Image) -> Clickable:
+        """The picture to change: each click adds a cell to its mask, or takes it away."""
+        small = make_thumbnail(picture, 192)
+
+        def toggle(row: int, column: int) -> None:
+            self.cells ^= {(row, column)}
+            white = Image.new("RGB", small.size, "white")
+            field.value = to_png(Image.composite(white, small, make_mask(self.cells, small.size)))
+
+        about = "click on what is to be drawn anew; the rest stays"
+        layout = {"width": f"{small.width // 2}px"}
+        field = Clickable(toggle, value=to_png(small), rows=CELLS, columns=CELLS, title=about, layout=layout)
+        return field
+
+    def on_enter(self, _: object, message: dict[str, Any], __: object) -> None:
+        if message.get("event") == "submit":
+            self.generate()
 
     def generate(self, _: object = None) -> None:
         """Start to draw what the fields say, or say what is wrong with it; returns at once."""
-        parts, info = self.parts, self.klein.info
+        parts = self.parts
+        info = self.klein.info
         if not self.idle.is_set():
             return
         names = ["prompt", "width", "height", "steps", *([] if info.distilled else ["guidance"]), "seed"]
         try:
             request = {name: getattr(parts, name).value for name in names}
             request["images"] = open_pictures(parts.files.value)
+            if self.cells:  # the picture says the size
+                request = {name: value for name, value in request.items() if name not in ("width", "height")}
+                request["mask"] = make_mask(self.cells, request["images"][0].size)
             steps = self.klein.stream(**request, progress=False)
         except (ValueError, MemoryError) as error:
             return self.show_status(str(error), "wrong")
         self.stop_requested.clear()
         self.idle.clear()
-        parts.draw.disabled, parts.stop.disabled = True, False
-        parts.progress.value, parts.progress.max = 0, request["steps"]
+        parts.draw.disabled = True
+        parts.stop.disabled = False
+        parts.progress.value = 0
+        parts.progress.max = request["steps"]
         files = [file["name"] for file in parts.files.value]
         self.show_status("reading the prompt")
-        parts.code.value = reproduction_code(info.name, request, files)
-        JOBS.put(lambda: self.show_steps(steps, request, files))
+        cells = frozenset(self.cells)
+        parts.code.value = reproduction_code(info.name, request, files, cells=cells)
+        JOBS.put(lambda: self.show_steps(steps, request, files, cells))
 
-    def show_steps(self, steps: Iterator[Step], request: dict, files: list[str]) -> None:
+    def show_steps(self, steps: Iterator[Step], request: dict, files: list[str], cells: frozenset[Cell]) -> None:
         """Run in the drawing thread: shows every step, and looks between two of them whether Stop was pressed."""
-        parts, previews, start = self.parts, [], clock()
+        parts = self.parts
+        previews: list[tuple[float, Image.Image]] = []
+        start = clock()
         try:
             while not self.stop_requested.is_set() and (step := next(steps, None)):
-                preview = step.preview()
+                preview = show_one(step, fast=step.t_next > 0)
                 previews.append((step.t, make_thumbnail(preview, 192)))
-                parts.picture.value, parts.progress.value = to_png(preview), len(previews)
+                parts.picture.value = to_png(preview)
+                parts.progress.value = len(previews)
                 self.show_status(
                     f"step {len(previews)} of {request['steps']}, noise level {step.t:.3f} → {step.t_next:.3f}"
                 )
+                last = step
             if not previews:
                 return self.show_status("stopped before the first step")
-            self.previews, stopped = previews, len(previews) if len(previews) < request["steps"] else 0
+            self.previews = previews
+            stopped = len(previews) if last.t_next else 0
+            preview = show_one(last)
             end = f"stopped after {stopped} of {request['steps']} steps" if stopped else f"{clock() - start:.1f} s"
             words = f"{request['prompt']} · seed {request['seed']} · {end}"
-            self.add_to_gallery(preview, words, reproduction_code(self.klein.info.name, request, files, stopped))
+            info = self.klein.info
+            note = "" if self.klein.loras else describe_limits(info.name, info.size, request["prompt"], *preview.size)
+            words += f" · {note}" if note else ""
+            self.add_to_gallery(preview, words, reproduction_code(self.klein.info.name, request, files, stopped, cells))
         except Exception as error:  # nobody else hears of it in a thread
             self.show_status(str(error), "wrong")
         finally:
-            parts.stop.disabled, parts.draw.disabled = True, False
+            parts.stop.disabled = True
+            parts.draw.disabled = False
             self.idle.set()
 
     def add_to_gallery(self, picture: Image.Image, words: str, code: str) -> None:
         """Show a finished picture with what made it, and keep it small to come back to."""
         file = to_png(picture)
 
-        def show(*_):
-            self.parts.picture.value, self.parts.code.value = file, code
+        def show(*_: object) -> None:
+            self.parts.picture.value = file
+            self.parts.code.value = code
             self.show_status(words)
 
         show()

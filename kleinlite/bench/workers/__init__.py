@@ -1,1 +1,0 @@
-"""What `kleinlite.bench.peers` times: the same stages in three programs, each a script for its own environment."""

@@ -1,0 +1,149 @@
+"""The workbook's check: is the reader's function right, and if not, where does it differ?
+
+`check` runs a hole's trial twice: as it is, and with the reader's body in place of the book's, so that a mistake in one
+function never turns the light of another one red.
+"""
+
+import importlib
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from .holes import HOLES
+
+__all__ = ["check", "installed"]
+
+
+def find_function(names: Mapping[str, Any], hole: str) -> Any:
+    """The function, method or property getter that a hole's name stands for; None if there is none."""
+    owner, _, method = hole.rpartition(".")
+    holder = names if not owner else vars(names[owner]) if owner in names else {}
+    found = holder.get(method)
+    return found.fget if isinstance(found, property) else found
+
+
+@contextmanager
+def installed(chapter: str, names: dict[str, Any], holes: list[str] | None = None) -> Iterator[None]:
+    """The promoted module runs on the reader's bodies while the context lasts, and so does all that imports from it.
+
+    names: the notebook's `globals()`, which may hold helpers of the reader's own. holes: these only, in place of all.
+    """
+    module = vars(importlib.import_module(f"kleinlite.{chapter}"))
+    helpers = {name: value for name, value in names.items() if name not in module}
+    before = {}
+    try:
+        module.update(helpers)
+        for hole in HOLES[chapter] if holes is None else holes:
+            function = find_function(module, hole)
+            before[function] = function.__code__
+            function.__code__ = find_function(names, hole).__code__
+        yield
+    finally:
+        for function, code in before.items():
+            function.__code__ = code
+        for name in helpers:
+            del module[name]
+
+
+def check(hole: str, names: dict[str, Any]) -> None:
+    """Say in a line whether a function of the reader's is right: check("sampling.noised", globals())."""
+    chapter = next(chapter for chapter in HOLES if hole.startswith(f"{chapter}."))
+    name = hole.removeprefix(f"{chapter}.")
+    wrong = find_mistake(chapter, name, names)
+    print(f"\033[31m✗ {name}: {wrong}\033[0m" if wrong else f"\033[32m✓ {name}: right\033[0m")
+
+
+def find_mistake(chapter: str, name: str, names: dict[str, Any]) -> str | None:
+    """A sentence on what is wrong with the reader's function, or None."""
+    trial = HOLES[chapter][name]
+    if not isinstance(find_function(names, name), FunctionType):
+        return "there is no such function yet: run the cell above first."
+    right = flatten(trial())
+    try:
+        with installed(chapter, names, [name]):
+            found = flatten(trial())
+            mx.eval([value for _, value in found if isinstance(value, mx.array)])
+    except NotImplementedError:
+        return "still empty. Write its body in the cell above, run that cell, then this one."
+    except Exception as error:  # whatever a reader's first try may raise
+        lines = [frame for frame in inspect.trace() if frame.function == name.rpartition(".")[2]]
+        text = (lines[-1].code_context or [""])[0].strip() if lines else ""
+        at = f", at `{text}`" if text else ""
+        return f"it stops{at}, with {type(error).__name__}: {error}"
+    return find_difference(found, right)
+
+
+def flatten(answer: Any) -> list[tuple[str, Any]]:
+    """[(path, value), …]"""
+    leaves: Any = tree_flatten(answer)
+    return [*leaves]
+
+
+def find_difference(found: list[tuple[str, Any]], right: list[tuple[str, Any]]) -> str | None:
+    """A sentence on the first value that differs, or None. Both flattened: [(path, value), …]."""
+    if [path for path, _ in found] != [path for path, _ in right]:
+        if len(found) == 1 and found[0][1] is None:
+            return "it returns nothing. Is `return` missing?"
+        return f"it returns {len(found)} value(s) in another order or form than the {len(right)} expected."
+    for (path, mine), (_, value) in zip(found, right):
+        where = f" (part {path} of the answer)" if path else ""
+        if not isinstance(value, mx.array):
+            if not is_same(mine, value):
+                return f"it returns {shorten(mine)}, expected {shorten(value)}{where}."
+        elif not isinstance(mine, mx.array):
+            return f"it returns {shorten(mine)}, expected an array of shape {value.shape}{where}."
+        elif mine.shape != value.shape:
+            return f"the shape is {mine.shape}, expected {value.shape}{where}."
+        elif mine.dtype != value.dtype:
+            return f"the numbers are {name_dtype(mine)}, expected {name_dtype(value)}{where}."
+        elif value.size == 1 and not agree(mine, value).item():
+            return f"it returns {shorten(mine.item())}, expected {shorten(value.item())}{where}."
+        elif not agree(mine, value).all().item():
+            return f"{list_differences(mine, value)}{where}."
+    return None
+
+
+def is_same(mine: Any, right: Any) -> bool:
+    """Equal; numbers within a millionth."""
+    if isinstance(right, float) and isinstance(mine, (int, float)):
+        return math.isclose(mine, right, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(mine == right)
+
+
+def agree(mine: mx.array, right: mx.array) -> mx.array:
+    """Where two arrays of one shape are equal, within 1e-4 of the largest value; whole numbers exactly."""
+    if not mx.issubdtype(right.dtype, mx.floating):
+        return mine == right
+    return mx.abs(mine - right) <= 1e-4 * mx.maximum(mx.abs(right).max(), 1e-6)
+
+
+def list_differences(mine: mx.array, right: mx.array) -> str:
+    """The first three entries that differ, and how many do; the shapes are the same."""
+    same: Any = agree(mine, right).flatten().tolist()
+    places = [i for i, ok in enumerate(same) if not ok]
+    shown = []
+    for place in places[:3]:
+        index: list[int] = []
+        rest = place
+        for size in reversed(right.shape):
+            index.insert(0, rest % size)
+            rest //= size
+        values = [shorten(x.flatten()[place].item()) for x in (mine, right)]
+        shown.append(f"{index} is {values[0]}, expected {values[1]}")
+    return f"the shape {right.shape} is right, but {len(places)} of {right.size} entries differ: {'; '.join(shown)}"
+
+
+def shorten(value: Any) -> str:
+    """A value in a few characters."""
+    text = f"{value:.4g}" if isinstance(value, float) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def name_dtype(x: mx.array) -> str:
+    return str(x.dtype).removeprefix("mlx.core.")

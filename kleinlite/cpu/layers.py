@@ -1,0 +1,85 @@
+"""Layers of the chapters with this room's operations in place of MLX's, for networks that are loaded on a Linux CPU."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .. import text_encoder, transformer
+from ..position_ids import Rope, apply_rope
+from ..quantization import QuantizedLinear
+from ..transformer import SwiGLU, Transformer
+from .operations import FAST, attention, silu
+from .packed import packed_matmul
+
+
+def speed_up(module: nn.Module) -> None:
+    """Let a network's layers use this room's attention, silu and quantized product; gradients are the same.
+
+    It changes the classes of the layers, not their weights. A second call changes nothing, nor does one on another
+    device than a Linux CPU.
+    """
+    if FAST:
+        for layer in module.modules():
+            layer.__class__ = FAST_LAYERS.get(type(layer), type(layer))
+
+
+def roped_attention(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
+    """As chapter 5's: queries and keys rotated by position, (b, nh, s, hd) → (b, s, d)"""
+    q = apply_rope(q, rope)
+    k = apply_rope(k, rope)
+    return transformer.join_heads(attention(q, k, v, scale=q.shape[-1] ** -0.5))
+
+
+class FastTransformer(Transformer):
+    def __call__(self, *args: Any, attention_fn: transformer.AttentionFn | None = None, **kwargs: Any) -> mx.array:
+        return super().__call__(*args, attention_fn=attention_fn or roped_attention, **kwargs)
+
+
+class FastSwiGLU(SwiGLU):
+    def __call__(self, x: mx.array) -> mx.array:
+        gate, up = mx.split(x, 2, axis=-1)
+        return silu(gate) * up
+
+
+class FastAttention(text_encoder.Attention):
+    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
+        b, m, _ = x.shape
+
+        def heads(y: mx.array) -> mx.array:
+            return y.reshape(b, m, -1, self._hd).transpose(0, 2, 1, 3)
+
+        def rotated(y: mx.array) -> mx.array:
+            return mx.fast.rope(y, self._hd, traditional=False, base=self._theta, scale=1.0, offset=0)
+
+        q = rotated(self.q_norm(heads(self.q_proj(x))))
+        k = rotated(self.k_norm(heads(self.k_proj(x))))
+        y = attention(q, k, heads(self.v_proj(x)), self._hd**-0.5, mask)
+        projected: mx.array = self.o_proj(y.transpose(0, 2, 1, 3).reshape(b, m, -1))
+        return projected
+
+
+class FastMLP(text_encoder.MLP):
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+class FastQuantizedLinear(QuantizedLinear):
+    def __call__(self, x: mx.array) -> mx.array:
+        y = packed_matmul(x, self.matrix.tensors, self.spec.mode, self.spec.bits, self.spec.group)
+        with suppress(ValueError):  # inside `mx.compile` there is nothing to work out yet
+            mx.eval(y)  # so that one decoded layer at a time is in memory
+        return y + self.bias if "bias" in self else y
+
+
+FAST_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
+    Transformer: FastTransformer,
+    SwiGLU: FastSwiGLU,
+    text_encoder.Attention: FastAttention,
+    text_encoder.MLP: FastMLP,
+    QuantizedLinear: FastQuantizedLinear,
+}

@@ -1,0 +1,278 @@
+"""A model's parts in memory: loaded when they are needed, released when what comes next needs the room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import mlx.core as mx
+import mlx.nn as nn
+from tokenizers import Tokenizer
+
+from ..autoencoder import Autoencoder
+from ..cpu import idle_cores_only, speed_up
+from ..errors import UserError
+from ..memory import MemoryPlan, compute_dtype, count_parameters
+from ..models.checkpoint import SMALL_PART_BYTES, Checkpoint, open_checkpoint
+from ..models.families import Features, network_of
+from ..quantization import QUANT_SPECS
+from ..sharding import common_divisor, shard
+from ..text_encoder import TextEncoder
+from ..transformer import Transformer
+from .fast_preview import fit_preview
+from .gpu_check import say_what_differs
+from .loras import Loras
+from .machines import from_first, least
+from .memory_check import all_parts_fit, check_memory, machine_memory, plan_model
+from .request import Request, check_prompts
+from .serialized import run_serialized
+from .strips import use_strips
+
+__all__ = ["LoadedModel"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
+
+
+class LoadedModel:
+    """The parts of one model: `parts` has those that are in memory, by name; `loras` the adapters in use.
+
+    A pinned part, such as `klein.text_encoder` once somebody asked for it, stays as it is, with what was changed in it.
+    group: the machines that draw each picture together, if there are several.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, keep_loaded: bool = False, group: mx.distributed.Group | None = None
+    ):  # fmt: skip
+        self.checkpoint = checkpoint
+        self.info = checkpoint.info
+        self.keep_loaded = keep_loaded
+        self.group = group if group and group.size() > 1 else None
+        self.bits: tuple[float, float] = run_serialized(lambda: checkpoint.bits)
+        self.parts: dict[str, Any] = {}
+        self.loras = Loras(checkpoint.configs.transformer)
+        self._pinned: set[str] = set()
+        self._features: dict[tuple[str, ...], Features] = {}  # of the last call's prompts
+        self._preview_matrix: mx.array | None = None
+        self.guidance_group = self._find_guidance_group()
+
+    @classmethod
+    def open(
+        cls, name: str | Path, quantize: int | str | None = None, dtype: mx.Dtype | None = None,
+        parts: str | Path | dict[str, str | Path] | None = None, keep_loaded: bool = False,
+        group: mx.distributed.Group | None = None,
+    ) -> LoadedModel:  # fmt: skip
+        """The model of this name, its files checked, no weights read. Arguments are `from_pretrained`'s."""
+        checkpoint = open_checkpoint(str(name), dtype=dtype or compute_dtype(), quantize=quantize, parts=parts)
+        return cls(checkpoint, keep_loaded, group)
+
+    # ------------------------------------------------------------ several machines
+
+    def _find_guidance_group(self) -> mx.distributed.Group | None:
+        """Two machines of which each works out one of a base model's two answers, if both can hold the whole model.
+
+        Else, and if there are more of them, machines share the model's heads.
+        """
+        if self.group is None or self.group.size() != 2 or self.info.guidance == self.info.family.no_guidance:
+            return None
+        plan = plan_model(self.checkpoint, width=self.info.size, height=self.info.size)
+        return self.group if plan.peak_bytes <= least(machine_memory()[1], self.group) else None
+
+    @property
+    def machines(self) -> int:
+        """How many machines share the heads of the model; 1: each holds the whole."""
+        return 1 if self.group is None or self.guidance_group else self.group.size()
+
+    def agree(self, request: Request, seeded: bool) -> Request:
+        """The request as all machines draw it: where no seed was given, with the first machine's."""
+        if self.group is None or seeded:
+            return request
+        return replace(request, seeds=from_first(request.seeds, self.group))
+
+    def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`run_serialized`; a small model leaves the cores to what else runs on them, and is quicker for it."""
+        if self.checkpoint.nbytes("transformer") >= SMALL_PART_BYTES:
+            return run_serialized(function, *args, **kwargs)
+
+        def run_beside_others() -> R:
+            with idle_cores_only():
+                return function(*args, **kwargs)
+
+        return run_serialized(run_beside_others)
+
+    # ------------------------------------------------------------ parts
+
+    def load_tokenizer(self) -> Tokenizer:
+        return self._load("tokenizer")
+
+    def load_text_encoder(self) -> TextEncoder:
+        return self._load("text_encoder")
+
+    def load_transformer(self) -> Transformer:
+        return self._load("transformer")
+
+    def load_autoencoder(self) -> Autoencoder:
+        return self._load("autoencoder")
+
+    def _load(self, name: str) -> Any:
+        part = self.parts.get(name)
+        return run_serialized(self._read, name) if part is None else part
+
+    def _read(self, name: str) -> Any:
+        part: Any = self.parts.get(name)  # another thread may have had its turn before
+        if part is None:
+            say_what_differs()
+            load = getattr(self.checkpoint, f"load_{name}")
+            is_shared = name in ("transformer", "text_encoder") and self.machines > 1
+            part = load(lazy=True) if is_shared else load()
+            if isinstance(part, nn.Module) and self.checkpoint.nbytes(name) >= SMALL_PART_BYTES:
+                speed_up(part)  # a small network runs the chapters' own code, so that a line changed there shows
+            if name == "transformer":
+                self.loras.attach_to(part)
+            if is_shared:
+                self._share(part)
+            if name == "autoencoder":
+                use_strips(part)
+            self.parts[name] = part
+        return part
+
+    def _share(self, part: nn.Module) -> None:
+        """Keep this machine's heads only. A text encoder whose heads do not go round stays whole everywhere."""
+        assert self.group is not None
+        if isinstance(part, TextEncoder) and common_divisor(part) % self.machines:
+            return
+        try:
+            shard(part, self.group)
+        except UserError:
+            self.loras.release()
+            raise
+        mx.eval(part.parameters())
+
+    def preview_matrix(self) -> mx.array:
+        """What stands for the decoder in fast previews, see `fit_preview`; fitted when first asked for, and kept."""
+        if self._preview_matrix is None:
+            self._preview_matrix = run_serialized(fit_preview, self.load_autoencoder())
+        return self._preview_matrix
+
+    def pin(self, name: str) -> Any:
+        """A part that stays in memory until `release_all`: the caller may change it."""
+        self._pinned.add(name)
+        return self._load(name)
+
+    def release(self, name: str) -> None:
+        """Take a part out of memory, unless it is pinned or `keep_loaded` says that all parts stay."""
+        if not self.keep_loaded and name not in self._pinned:
+            self._drop(name)
+
+    def release_all(self) -> None:
+        """Take every part out of memory, pinned ones too, and what is known of prompts."""
+        self._pinned.clear()
+        self._features.clear()
+        for name in list(self.parts):
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        if self.parts.pop(name, None) is None:
+            return
+        if name == "transformer":
+            self.loras.release()
+        mx.clear_cache()  # MLX keeps freed memory for itself; this hands it back
+
+    # ------------------------------------------------------------ prompts
+
+    def encode_prompt(self, prompt: str | list[str]) -> Features:
+        """Text features (1, tokens, features), or a row per prompt of a list; of Z-Image a list: lengths differ."""
+        [features] = run_serialized(self.encode_prompts, check_prompts(prompt))
+        return features[0] if isinstance(features, list) and isinstance(prompt, str) else features
+
+    def encode_prompts(self, *batches: list[str]) -> list[Features]:
+        """The features of each batch of prompts; those of the last call are known and read no encoder.
+
+        The encoder is released before this returns, so that the transformer's weights find its place free.
+        """
+        last = {} if "text_encoder" in self._pinned else self._features  # a pinned encoder may have been changed
+        features = {tuple(batch): last[tuple(batch)] for batch in batches if tuple(batch) in last}
+        missing = [batch for batch in batches if tuple(batch) not in features]
+        if missing:
+            encoder = self.load_text_encoder()
+            tokenizer = self.load_tokenizer()
+            for batch in missing:
+                encoded = self.info.family.encode(encoder, tokenizer, batch, self.info.max_length)
+                mx.eval(encoded)  # or the features, not computed yet, would hold on to the encoder
+                features[tuple(batch)] = encoded
+            del encoder
+            self.release("text_encoder")
+        self._features = features
+        return [features[tuple(batch)] for batch in batches]
+
+    # ------------------------------------------------------------ memory
+
+    def plan_memory(self, request: Request, bits: float | tuple[float, float] | None = None) -> MemoryPlan:
+        """The bytes that a request takes, with the parts as they are loaded here or in so many bits per weight."""
+        plan = plan_model(
+            self.checkpoint, width=request.width, height=request.height, bits=bits or self.bits,
+            references=sum(gh * gw for gh, gw in request.reference_grids), b=len(request.prompts),
+            prompts=[*request.prompts, request.negative_prompt], machines=self.machines,
+        )  # fmt: skip
+        return plan._replace(transformer=plan.transformer + self.loras.nbytes)
+
+    def check_memory(self, request: Request) -> None:
+        """Raises MemoryLimitError for a request that this machine cannot hold, with what would fit."""
+        choice = () if self.checkpoint.packed else FEWER_BITS
+        smaller = {bits: self.plan_memory(request, QUANT_SPECS[bits].bits_per_weight) for bits in choice}
+        if self.group is None:
+            check_memory(self.plan_memory(request), smaller)
+        else:  # or one machine alone would refuse
+            check_memory(self.plan_memory(request), smaller, least(machine_memory()[0], self.group))
+
+    def offload_if_needed(self, request: Request) -> None:
+        """Release the transformer after the last step, if the decoder or the next prompt needs its place."""
+        if not all_parts_fit(self.plan_memory(request)):
+            self.release("transformer")
+
+    def check_finite(self, latents: mx.array) -> None:
+        """Refuse to make a picture of numbers that have grown beyond all bounds. Raises UserError."""
+        if mx.isfinite(latents).all().item():
+            return
+        way_out = "give its adapters smaller scales" if self.loras else "take dtype=mx.float32, less noise or guidance"
+        raise UserError(
+            f"{self.info.name} has computed numbers that are not finite, of which no picture can be made: {way_out}, "
+            "or download the weights again."
+        )
+
+    # ------------------------------------------------------------ what is said of it
+
+    def metadata(self) -> dict[str, Any]:
+        """What a picture remembers of the model, beside the request: bits, exchanged parts, adapters."""
+        facts: dict[str, Any] = {}
+        if self.checkpoint.quantize:
+            facts["quantize"] = self.checkpoint.quantize
+        if self.checkpoint.chosen:
+            facts["parts"] = self.checkpoint.chosen
+        if self.loras:
+            facts["loras"] = self.loras.metadata()
+        return facts
+
+    def to_html(self) -> str:
+        """A table of the parts, which a notebook shows for a model."""
+        heads = (self.info.name, "weights", "each", "memory", "loaded")
+        configs = self.checkpoint.configs
+        lines = [
+            ("text_encoder", configs.text_encoder, self.bits[1]),
+            ("transformer", configs.transformer, self.bits[0]),
+            ("autoencoder", configs.autoencoder, 32.0),
+        ]
+        rows = "".join(f"<th>{escape(head)}</th>" for head in heads)
+        rows = f"<thead><tr>{rows}</tr></thead><tbody>"
+        for name, cfg, bits in lines:
+            network: type[nn.Module] = network_of(cfg)
+            count = count_parameters(network, cfg)
+            memory = f"{count * bits / 8e6:,.0f} MB"
+            loaded = "yes" if name in self.parts else "no"
+            cells = (name.replace("_", " "), f"{count:,}", f"{bits:.3g} bits", memory, loaded)
+            rows += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+        return f"<table>{rows}</tbody></table>"

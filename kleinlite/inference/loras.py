@@ -1,0 +1,157 @@
+"""The adapters of a model in use: which, how strong, and that they follow the transformer in and out of memory."""
+
+import hashlib
+import math
+import numbers
+import os
+from collections.abc import Iterator, MutableMapping, Sequence
+from pathlib import Path
+
+from ..errors import UserError
+from ..lora import attach, detach, rescale
+from ..models.families import TransformerNumbers
+from ..models.lora_files import Adapter, find_adapter, open_adapter
+from ..sharding import SummedLinear
+from ..transformer import Transformer
+from .request import describe
+from .serialized import run_serialized
+
+__all__ = ["Loras"]
+
+
+class Loras(MutableMapping[str, float]):
+    """Adapters by name, and their scales: `klein.loras`.
+
+    >>> name = klein.loras.add("outlined", 0.8)  # a file, or one that comes with nano
+    >>> klein.loras["outlined"] = 0.5
+    >>> del klein.loras["outlined"]  # the weights are what they were, bit for bit
+    """
+
+    def __init__(self, cfg: TransformerNumbers):
+        self._cfg = cfg
+        self._adapters: dict[str, tuple[str, Adapter, float]] = {}  # name → key inside the network, file, scale
+        self._net: Transformer | None = None  # to which they are attached
+        self._count = 0
+
+    def add(self, file: str | Path, scale: float = 1.0) -> str:
+        """Add an adapter, and return the name that it has here; `del klein.loras[name]` takes it away again.
+
+        Raises FileError if there is no such file, and UserError, with names, if it does not fit.
+        """
+        return run_serialized(self._add, file, scale)
+
+    def _add(self, file: str | Path, scale: float) -> str:
+        if self._net is not None and any(isinstance(layer, SummedLinear) for layer in self._net.modules()):
+            way_out = "name adapters where the model is opened, or call release() first"
+            raise UserError(f"The model is divided over several machines already: {way_out}.")
+        if not isinstance(file, str | os.PathLike):
+            raise UserError(f"An adapter is a file's name, or one that comes with nano, not {describe(file)}.")
+        adapter = open_adapter(file)
+        check_scale(adapter, scale)
+        adapter.check(self._cfg)
+        name = adapter.name
+        number = 2
+        while name in self._adapters:
+            name = f"{adapter.name}-{number}"
+            number = number + 1
+        self._count += 1
+        key = f"lora{self._count}"
+        self._adapters[name] = key, adapter, float(scale)
+        if self._net is not None:
+            self._attach(name)
+        return name
+
+    def add_all(self, files: Sequence[str | Path | tuple[str | Path, float]]) -> None:
+        for file in files:
+            self.add(*(file if isinstance(file, tuple | list) else (file,)))
+
+    def attach_to(self, net: Transformer) -> None:
+        """Called with a transformer that has just been loaded."""
+        self._net = net
+        for name in self._adapters:
+            self._attach(name)
+
+    def release(self) -> None:
+        """Called when the transformer leaves memory."""
+        self._net = None
+
+    def _attach(self, name: str) -> None:
+        key, adapter, scale = self._adapters[name]
+        assert self._net is not None
+        attach(self._net, key, adapter.deltas(self._net), scale)
+
+    @property
+    def nbytes(self) -> int:
+        """What the adapters take in memory."""
+        return sum(adapter.nbytes for _, adapter, _ in self._adapters.values())
+
+    def metadata(self) -> list[dict]:
+        """What a picture remembers: the files' names, their scales, and the beginning of their SHA-256."""
+        return [
+            {"file": adapter.source, "scale": scale, "sha256": adapter.sha256[:16]}
+            for _, adapter, scale in self._adapters.values()
+        ]
+
+    def _check(self, name: str) -> str:
+        """The name itself. Raises KeyError, with those that there are."""
+        if name not in self._adapters:
+            raise KeyError(f"{name!r} is not among the adapters, {list(self._adapters)}: use loras.add(file, scale).")
+        return name
+
+    def __getitem__(self, name: str) -> float:
+        return self._adapters[self._check(name)][2]
+
+    def __setitem__(self, name: str, scale: float) -> None:
+        key, adapter, _ = self._adapters[self._check(name)]
+        check_scale(adapter, scale)
+        self._adapters[name] = key, adapter, float(scale)
+        if self._net is not None:
+            run_serialized(rescale, self._net, key, float(scale))
+
+    def __delitem__(self, name: str) -> None:
+        key, *_ = self._adapters.pop(self._check(name))
+        if self._net is not None:
+            run_serialized(detach, self._net, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._adapters)
+
+    def __len__(self) -> int:
+        return len(self._adapters)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def check_scale(adapter: Adapter, scale: float) -> None:
+    if not is_scale(scale):
+        raise UserError(f"The scale of {adapter.path} is a number, such as 1 or 0.7, not {describe(scale)}.")
+    if "DoRA" in adapter.kind and scale != 1:
+        raise UserError(f"{adapter.path} is a DoRA, for which only the scale 1 has a meaning, not {scale:g}.")
+
+
+def is_scale(value: object) -> bool:
+    """Whether this is a finite number that a float can hold."""
+    try:
+        return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def fingerprint(path: Path) -> str:
+    """The first 16 digits of a file's SHA-256."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def find_recorded_loras(made: dict, picture: str | Path) -> list[tuple[Path, float]]:
+    """The files with which a picture was made, from its metadata: bundled, here, or beside it. ValueError if not."""
+    found = []
+    for lora in made.get("loras", ()):
+        name = lora["file"]
+        places = [path for path in (find_adapter(name), Path(picture).parent / name) if os.path.isfile(path)]
+        path = next((path for path in places if fingerprint(path) == lora["sha256"]), None)
+        if path is None:
+            what = "only another file of that name is here" if places else "which is not here"
+            raise UserError(f"{picture} was made with {name}, {what}: name the file with --lora.")
+        found.append((path, lora["scale"]))
+    return found

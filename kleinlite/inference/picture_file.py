@@ -1,0 +1,176 @@
+"""Pictures and their files: reading any, and writing PNGs that remember what made them."""
+
+import contextlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+from PIL import Image, ImageOps, PngImagePlugin
+
+from ..errors import UserError
+from ..files import replace_file
+
+__all__ = [
+    "open_picture",
+    "to_rgb",
+    "check_reference_size",
+    "open_reference",
+    "remember",
+    "save_picture",
+    "picture_info",
+    "read_metadata",
+]
+
+# What a picture of ours remembers, see `Request.metadata`; and perhaps "quantize", "parts", "loras", "mask",
+# "strength" and "extend".
+REMEMBERED: dict[str, Any] = {"model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float)}
+REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references": int}
+
+MOST_PIXELS = 2**30 // 12  # 89 million, the number above which Pillow warns; it is 0.3 GB decoded
+BACKGROUND = (255, 255, 255)  # behind what is transparent
+
+
+def open_picture(path: str | Path) -> Image.Image:
+    """A picture from a file, turned upright as its camera says; or a ValueError that names the file."""
+    if not Path(path).is_file():
+        what = "is a folder" if Path(path).is_dir() else "does not exist"
+        raise UserError(f"{path} {what}: name a picture's file.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged tags: the picture comes, or the sentence
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                image.load()  # text chunks may come after the pixels
+                return ImageOps.exif_transpose(image)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise UserError(f"{path} has more than {MOST_PIXELS // 10**6} million pixels: make it smaller.") from None
+    except Exception as error:  # there are many ways to stumble over a broken file, and Pillow knows them
+        why = "" if isinstance(error, Image.UnidentifiedImageError) else f" ({error})"
+        raise UserError(f"{path} cannot be read as a picture{why}: use a PNG, JPEG or WebP file.") from None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any picture in 8-bit RGB, upright: 16 bits and numbers from 0 to 1 are scaled, what is transparent is white."""
+    size = f"{image.width}×{image.height}"
+    limit = MOST_PIXELS // 10**6
+    if image.width * image.height > MOST_PIXELS:  # before it is decoded
+        raise UserError(f"A picture of {size} is too large, at most {limit} million pixels can be read: shrink it.")
+    try:
+        image = ImageOps.exif_transpose(image)
+        if image.has_transparency_data and not image.mode.startswith("I"):  # of 16 bits only a level is transparent
+            behind = Image.new("RGBA", image.size, (*BACKGROUND, 255))
+            return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
+        if image.mode != "F" and not image.mode.startswith("I"):
+            return image.convert("RGB")
+        levels = image.convert("F") if image.mode == "F" else image.convert("I").convert("F")
+        low, high = cast(tuple[float, float], levels.getextrema())  # one channel, one pair
+    except Exception as error:  # a file that was opened and not read until now, or a mode that Pillow cannot convert
+        raise UserError(f"The picture cannot be read ({error}): use a PNG, JPEG or WebP file.") from None
+    white = 65535 if image.mode != "F" or high > 255 else 255 if high > 1 else 1
+    if not 0 <= low <= high <= white:
+        raise UserError(f"A picture with levels from {low:g} to {high:g} has no known white: scale it to 0 … 255.")
+    return levels.point(lambda level: level * (255 / white) + 0.5).convert("L").convert("RGB")
+
+
+def check_reference_size(image: Image.Image) -> Image.Image:
+    """The picture itself, if it can be a reference."""
+    w, h = image.size
+    if min(w, h) < 64 or max(w, h) > 8 * min(w, h):
+        raise UserError(f"A reference picture needs sides of at least 64 pixels and at most 8:1, this one is {w}×{h}.")
+    return image
+
+
+def open_reference(path: str | Path) -> Image.Image:
+    """A reference picture from a file, upright, in RGB and of a size that a model takes. Raises UserError."""
+    image = open_picture(path)
+    try:
+        return check_reference_size(to_rgb(image))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+class Picture(Image.Image):
+    """A picture that says what made it, `info["kleinlite"]`, and writes it into every PNG file that it is saved to."""
+
+    def save(self, fp: Any, format: str | None = None, **params: Any) -> None:
+        """As Pillow saves a picture."""
+        super().save(fp, format, **{"pnginfo": write_chunk(self), **params})
+
+
+def remember(picture: Image.Image, made: dict[str, Any]) -> None:
+    """Let a picture say what made it, wherever it is saved."""
+    picture.info["kleinlite"] = made
+    picture.__class__ = Picture
+
+
+def write_chunk(picture: Image.Image) -> PngImagePlugin.PngInfo:
+    """What a PNG file of this picture says of it."""
+    chunk = PngImagePlugin.PngInfo()
+    if "kleinlite" in picture.info:
+        chunk.add_itxt("kleinlite", json.dumps(picture.info["kleinlite"], ensure_ascii=False))
+    return chunk
+
+
+def save_picture(picture: Image.Image, path: str | Path) -> None:
+    """Write a PNG that remembers what made it; in one move, so that no half-written file can be left.
+
+    A file that is there is replaced and keeps its permissions.
+    """
+    with replace_file(path) as draft:
+        write_png(picture, draft)
+
+
+def write_png(picture: Image.Image, path: Path) -> None:
+    """Write a PNG that remembers what made it, into a draft that nobody else reads yet."""
+    # Pillow loads what it needs for the name's ending, and a good deal more for a format that is named.
+    picture.save(path, format=None if path.suffix.lower() == ".png" else "PNG", pnginfo=write_chunk(picture))
+
+
+def picture_info(picture: Image.Image | str | Path) -> dict[str, Any]:
+    """What made a picture: prompt, seed, model, steps, guidance, size. From the picture itself or its PNG file."""
+    image = picture if isinstance(picture, Image.Image) else open_picture(picture)
+    image.load()  # text chunks may come after the pixels
+    if "kleinlite" not in image.info:
+        raise UserError("This picture does not say what made it: it was not written by kleinlite, or was saved again.")
+    made = image.info["kleinlite"]
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        made = made if isinstance(made, dict) else json.loads(made)
+        if isinstance(made, dict):
+            return made
+    raise UserError("What this picture says about itself is damaged: it was changed by another program.")
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """What made the picture in a file, complete and of the right types; or a ValueError that names the file."""
+    image = open_picture(path)
+    try:
+        made = picture_info(image)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    start = {"seed"} if made.get("noise") is True else set()
+    complete = all(isinstance(made.get(name), REMEMBERED[name]) for name in REMEMBERED.keys() - start)
+    parts = made.get("parts", "")
+    places = parts.values() if isinstance(parts, dict) else [parts]
+    complete = complete and all(isinstance(place, str) for place in places)
+    loras = made.get("loras", [])
+    complete = complete and isinstance(loras, list) and all(map(is_lora, loras))
+    complete = complete and is_change(made)
+    if not complete or not isinstance(made.get("quantize", ""), (int, str)):
+        raise UserError(f"{path}: what it says about itself is damaged: give the prompt and the options instead.")
+    return made
+
+
+def is_change(made: dict) -> bool:
+    """Whether what is said of mask, strength and extension, if anything, has the right types."""
+    extend = made.get("extend", [0, 0, 0, 0])
+    numbers = isinstance(extend, list) and all(isinstance(side, int) for side in extend)
+    return numbers and isinstance(made.get("strength", 1), (int, float)) and made.get("mask", True) is True
+
+
+def is_lora(found: object) -> bool:
+    """Whether this is what `Loras.metadata` says of one adapter: a file's name, which leads to no other folder."""
+    kinds: dict[str, Any] = {"file": str, "scale": (int, float), "sha256": str}
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in kinds.items()):
+        return False
+    return Path(found["file"]).name == found["file"]

@@ -1,0 +1,342 @@
+"""What one call asks for: its arguments checked, and the model's defaults filled in.
+
+What passes `check_request` has the right type and range, and everything behind relies on that. Anything else raises a
+UserError, a ValueError whose sentence names the mistake and the way out.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import mlx.core as mx
+from PIL import Image
+
+from ..errors import UserError
+from ..models.checkpoint import ModelInfo
+from ..models.families import Box
+from ..models.formats import find_quant_spec
+from ..quantization import QUANT_SPECS
+from .masks import Change, count_skipped
+from .serialized import run_serialized
+
+__all__ = ["Options", "Request", "check_request", "check_prompts", "check_images", "check_loading"]
+
+LARGEST_SIDE = 2**31 - 16  # what a PNG file can say; memory ends long before
+LARGEST_GUIDANCE = 1000  # far beyond any use; what overflows has no picture, see `LoadedModel.check_finite`
+FLOATS = (mx.float32, mx.bfloat16, mx.float16)
+
+
+FROM_DIFFUSERS = {  # what diffusers calls our options
+    "num_inference_steps": "steps",
+    "guidance_scale": "guidance",
+    "image": "images",
+    "mask_image": "mask",
+    "image_reference": "images, the picture to change first",
+    "generator": "seed",
+    "latents": "noise",
+    "num_images_per_prompt": "a list of prompts",
+    "size": "width and height",
+}
+
+
+class Options(TypedDict, total=False):
+    """What a call takes beside the prompt; the model's own files say what is not given."""
+
+    images: Image.Image | Sequence[Image.Image]
+    """Reference pictures, 1..n. The output takes the first one's size unless width and height are given."""
+    mask: Image.Image | None
+    """What of images[0] is drawn anew: white is, black stays to the bit, grey blends. Of the picture's size."""
+    strength: float | None
+    """How much of images[0] is drawn anew, up to 1 (all, the default): int(steps - steps·strength) steps are left out.
+    With four steps it has four values: above 0.75 all steps, above 0.5 three, above 0.25 two, else one."""
+    extend: Sequence[int] | None
+    """Pixels to add to images[0]: left, top, right, bottom."""
+    width: int | None
+    """Pixels, a multiple of 16; with mask, strength or extend the picture says it."""
+    height: int | None
+    """Pixels, a multiple of 16; with mask, strength or extend the picture says it."""
+    steps: int | None
+    """Evaluations of the model on the way out of the noise."""
+    guidance: float | None
+    """How far to follow the prompt. Base models: 1 is none. Z-Image: 0 is none. Distilled models refuse it."""
+    negative_prompt: str
+    """What to stay away from; acts through guidance."""
+    seed: int | Sequence[int] | None
+    """One number (a batch counts up from it) or one per prompt; a random one if not given."""
+    noise: mx.array | None
+    """(b, n, 128) starting latents in place of the seeds' own; of Z-Image (b, n, 64)."""
+    progress: bool
+    """Whether to show a bar (default: yes)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call's arguments, checked and complete: everything the loop needs, everything a picture remembers."""
+
+    model: str
+    prompts: list[str]
+    batched: bool  # a list of prompts gives a list of pictures, a lone prompt a lone picture
+    references: list[Image.Image]
+    width: int
+    height: int
+    steps: int
+    guidance: float
+    negative_prompt: str
+    seeds: list[int]
+    noise: mx.array | None = None
+    box: Box | None = None  # to which pictures and previews are cut
+    no_guidance: float = 1.0  # the guidance that does nothing, in this model's way to count
+    change: Change | None = None  # of the first reference; then width and height are its canvas's
+
+    @property
+    def guidance_scale(self) -> float:
+        """The guidance as chapter 4 counts it: 1 is none."""
+        return self.guidance + 1 - self.no_guidance
+
+    @property
+    def skipped_steps(self) -> int:
+        """The first steps of the schedule, which a strength leaves out."""
+        return count_skipped(self.steps, self.change.strength) if self.change else 0
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of latent tokens."""
+        return self.height // 16, self.width // 16
+
+    @property
+    def reference_grids(self) -> list[tuple[int, int]]:
+        """The same of each reference picture."""
+        return [(image.height // 16, image.width // 16) for image in self.references]
+
+    def metadata(self, i: int) -> dict[str, Any]:
+        """What made picture i, in the words of a call; no seed leads back to noise that was given."""
+        start: dict[str, Any] = {"seed": self.seeds[i]} if self.noise is None else {"noise": True}
+        return {
+            "model": self.model, "prompt": self.prompts[i], **start, "steps": self.steps,
+            "guidance": self.guidance, "negative_prompt": self.negative_prompt,
+            "width": self.width, "height": self.height, "references": len(self.references),
+            **({"box": list(self.box)} if self.box else {}),
+            **(self.change.metadata() if self.change else {}),
+        }  # fmt: skip
+
+
+def check_request(
+    info: ModelInfo, prompt: str | Sequence[str], options: Options | None = None,
+    references: Sequence[Image.Image] = (), box: Box | None = None, change: Change | None = None,
+) -> Request:  # fmt: skip
+    """Fill in the model's defaults. Raises UserError for what cannot work, each time with the way out.
+
+    references, box: the options' images as they will be encoded, see `prepare_references`; a width or a height that
+    is given holds for the whole picture, and then nothing is cut. change: of the first of them.
+    """
+    given: dict[str, Any] = {name: value for name, value in (options or {}).items() if value is not None}
+    check_names(given)
+    prompts = check_prompts(prompt)
+    negative_prompt = check_text((options or {}).get("negative_prompt", ""), "negative_prompt")
+    if references and not info.family.edits:
+        raise UserError(
+            f"{info.name} draws from words and cannot edit pictures: leave the pictures out, or take a model of "
+            "FLUX.2 [klein], such as 4b."
+        )
+    if change:
+        check_same_size(change, given)
+        width, height = change.canvas.size
+    else:
+        default = references[0].size if references else (info.size, info.size)
+        width = check_side(given.get("width", default[0]), "width")
+        height = check_side(given.get("height", default[1]), "height")
+    steps = check_integer(given.get("steps", info.steps), "steps", "such as 4")
+    if not 1 <= steps <= 1000:
+        counted = describe(steps)
+        raise UserError(f"steps counts the model's looks at the picture: at least 1 and at most 1000, not {counted}.")
+    count_skipped(steps, change.strength if change else 1.0)
+    guidance = check_guidance(given.get("guidance"), info)
+    none = info.family.no_guidance
+    if negative_prompt and guidance == none:
+        use = "a guidance above 0" if none == 0 else "a base model and a guidance above 1"
+        raise UserError(f"A negative prompt only acts through guidance: use {use}.")
+    seeds = check_seeds(given.get("seed"), len(prompts))
+    start = given.get("noise")
+    if start is not None:
+        start = check_noise(start, (len(prompts), width * height // 256, info.d_latent))
+    return Request(
+        model=info.name,
+        prompts=prompts,
+        batched=not isinstance(prompt, str),
+        references=list(references),
+        width=width,
+        height=height,
+        steps=steps,
+        guidance=guidance,
+        negative_prompt=negative_prompt,
+        seeds=seeds,
+        noise=start,
+        box=None if {"width", "height"} & given.keys() else box,
+        no_guidance=none,
+        change=change,
+    )
+
+
+def check_names(options: dict[str, Any]) -> None:
+    """Raises TypeError for an option that there is not, as Python does, and names ours for those of diffusers."""
+    unknown = next((name for name in options if name not in Options.__annotations__), None)
+    if unknown is None:
+        return
+    hint = f": say {FROM_DIFFUSERS[unknown]}" if unknown in FROM_DIFFUSERS else ""
+    raise TypeError(f"A call has no option {unknown!r}{hint}. There are {', '.join(Options.__annotations__)}.")
+
+
+def check_text(text: Any, name: str) -> str:
+    """Text that can be read and stored."""
+    if not isinstance(text, str):
+        raise UserError(f"{name} must be text, not {describe(text)}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # lone surrogates: how Python carries bytes that are not UTF-8
+        told = f"The {name} {text[:40]!r} is not valid UTF-8 text: check its source, or the terminal."
+        raise UserError(told) from None
+    return text
+
+
+def check_prompts(prompt: Any) -> list[str]:
+    """A prompt or a list of them → a list."""
+    if isinstance(prompt, str):
+        return [check_text(prompt, "prompt")]
+    if not isinstance(prompt, (list, tuple)) or not prompt or not all(isinstance(text, str) for text in prompt):
+        raise UserError(f"The prompt must be a sentence or a list of sentences, not {describe(prompt)}.")
+    return [check_text(text, "prompt") for text in prompt]
+
+
+def check_images(images: Any) -> list[Image.Image]:
+    """A picture or several → a list."""
+    images = [images] if isinstance(images, Image.Image) else images
+    if not isinstance(images, (list, tuple)):
+        raise UserError(f"images must be a list of pictures, not {describe(images)}: open files with PIL.Image.open.")
+    for image in images:
+        if not isinstance(image, Image.Image):
+            hint = f"PIL.Image.open({image!r})" if isinstance(image, (str, Path)) else "PIL.Image.open or fromarray"
+            raise UserError(f"images must be pictures, not {describe(image)}: make one with {hint}.")
+    return list(images)
+
+
+def check_integer(value: Any, name: str, example: str) -> int:
+    """A whole number of any type that is one, as NumPy's are."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise UserError(f"{name} must be a whole number {example}, not {describe(value)}.") from None
+
+
+def check_side(value: Any, name: str) -> int:
+    """A width or a height."""
+    side = check_integer(value, name, "of pixels")
+    if side > LARGEST_SIDE:
+        raise UserError(f"The {name} must be at most {LARGEST_SIDE} pixels, not {describe(side)}.")
+    if side < 16 or side % 16:
+        near = max(16, (side + 8) // 16 * 16)
+        raise UserError(f"The {name} must be a multiple of 16 pixels, {describe(side)} is not: try {near}.")
+    return side
+
+
+def check_same_size(change: Change, given: dict[str, Any]) -> None:
+    """Raises UserError if a width or a height is asked for that the picture to change has not."""
+    for name, side in zip(("width", "height"), change.size):
+        if check_integer(given.get(name, side), name, "of pixels") != side:
+            raise UserError(
+                f"With mask, strength or extend the picture says the size, here a {name} of {side}: leave {name} out."
+            )
+
+
+def check_guidance(guidance: Any, info: ModelInfo) -> float:
+    """The model's own if none is given."""
+    if guidance is None:
+        return info.guidance
+    if isinstance(guidance, bool) or not isinstance(guidance, numbers.Real):
+        raise UserError(f"guidance must be a number such as {max(info.guidance, 1):g}, not {describe(guidance)}.")
+    try:
+        guidance = float(guidance)
+    except OverflowError:
+        guidance = math.inf
+    none = info.family.no_guidance
+    if info.distilled and info.family.guidance_fixed and guidance != none:
+        raise UserError(
+            f"{info.name} is distilled: guidance is built into its weights and cannot be set. Leave guidance out, or "
+            "use the base model (nano-base for nano, base-4b for 4b, flux3-base for flux3)."
+        )
+    if not none <= guidance <= LARGEST_GUIDANCE:
+        told = f"from {none:g} (none) to {LARGEST_GUIDANCE}, not {guidance:g}"
+        raise UserError(f"guidance is a number {told}: try {info.guidance:g}.")
+    return guidance
+
+
+def check_seeds(seed: Any, count: int) -> list[int]:
+    """One seed for each of `count` pictures; a random one if none is given, and counting up from it."""
+    if seed is None:
+        seed = random.randrange(2**31)
+    if isinstance(seed, (list, tuple, range)):
+        if len(seed) != count:
+            raise UserError(f"{len(seed)} seeds given, {count} needed: give one for each picture, or a single one.")
+        seeds = [check_integer(number, "A seed", "such as 7") for number in seed]
+    else:
+        first = check_integer(seed, "seed", "or a list of them")
+        seeds = [*range(first, first + count)]
+    for number in (min(seeds), max(seeds)):
+        if not 0 <= number < 2**64:
+            raise UserError(f"A seed is a whole number from 0 to 2**64 - 1, {describe(number)} is not.")
+    return seeds
+
+
+def check_noise(noise: Any, shape: tuple[int, int, int]) -> mx.array:
+    """Starting latents: an array of this shape, or what `mx.array` makes one of."""
+    try:
+        noise = mx.array(noise)
+    except Exception:  # whatever it is, it is no array
+        raise UserError(f"noise must be an array of the shape {shape}, not {describe(noise)}.") from None
+    if noise.shape != shape:
+        raise UserError(f"The noise must have the shape {shape} (pictures, tokens, channels), not {noise.shape}.")
+    if not mx.issubdtype(noise.dtype, mx.floating):
+        raise UserError(f"The noise must be floating-point numbers, not {noise.dtype}: mx.random.normal makes them.")
+    mx.eval(noise)  # here, where it comes from: another thread could not
+    if not run_serialized(lambda: mx.all(mx.isfinite(noise)).item()):
+        raise UserError("The noise has values that are infinite or not a number: the picture would be black.")
+    return noise
+
+
+def check_loading(
+    name: str | Path, quantize: int | str | None, dtype: mx.Dtype | None,
+    parts: str | Path | dict[str, str | Path] | None, loras: Sequence[str | Path | tuple[str | Path, float]] = (),
+) -> None:  # fmt: skip
+    """Arguments of `from_pretrained`, as far as it needs no file to judge them."""
+    if not isinstance(name, (str, Path)) or not str(name).strip():
+        raise UserError(f'The model must be a name such as "nano" or "4b", or a folder, not {describe(name)}.')
+    if not isinstance(quantize, (int, str, type(None))):
+        raise UserError(f"quantize is one of {', '.join(map(str, QUANT_SPECS))}, not {describe(quantize)}.")
+    find_quant_spec(quantize)
+    if dtype is not None and not (isinstance(dtype, mx.Dtype) and dtype in FLOATS):
+        raise UserError(f"dtype must be mx.float32, mx.bfloat16 or mx.float16, not {describe(dtype)}.")
+    for place in parts.values() if isinstance(parts, dict) else [parts]:
+        if not isinstance(place, (str, Path)) and not (place is parts is None):
+            raise UserError(f"parts must be a model's name or folder, or one for each part, not {describe(place)}.")
+    if not isinstance(loras, (list, tuple)):
+        raise UserError(f"loras must be a list of files, or of (file, scale), not {describe(loras)}.")
+    for lora in loras:
+        file, *scale = lora if isinstance(lora, (list, tuple)) and lora else (lora,)
+        if not isinstance(file, (str, Path)) or len(scale) > 1:
+            raise UserError(f"loras must be a list of files, or of (file, scale), not of {describe(lora)}.")
+
+
+def describe(value: object) -> str:
+    """A value in few words, for a sentence."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value) if isinstance(value, (str, bytes, int, float, Path, type(None))) else ""
+    return text if 0 < len(text) <= 60 else f"a {type(value).__name__}"

@@ -1,0 +1,75 @@
+"""Look into a model while it draws: which picture tokens attend to which words.
+
+Letters: b pictures, n picture tokens, m text tokens, nh heads, hd channels of a head.
+"""
+
+from functools import partial
+
+import mlx.core as mx
+
+from .inference.request import Options, check_request
+from .pipeline import Klein, Step, guided_field, velocity_field
+from .position_ids import Rope, apply_rope
+from .sampling import euler, noise
+from .transformer import roped_attention
+
+__all__ = ["AttentionRecorder", "record_attention"]
+
+
+class AttentionRecorder:
+    """Chapter 5's attention, which keeps what the picture's tokens give to those of the text.
+
+    `maps` has an array (n, m) for each call, the mean of the heads of the first picture: a call is a block of a step.
+    """
+
+    def __init__(self, text_tokens: int):
+        self.text_tokens = text_tokens
+        self.maps: list[mx.array] = []
+
+    def __call__(self, q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
+        m = self.text_tokens
+        turned_q = apply_rope(q, rope)[:, :, m:]  # the picture's, (b, nh, n, hd)
+        turned_k = apply_rope(k, rope)
+        scores = (turned_q @ turned_k.swapaxes(-1, -2)).astype(mx.float32) * q.shape[-1] ** -0.5
+        weights = mx.softmax(scores, axis=-1)  # (b, nh, n, m + n)
+        self.maps.append(weights[0, :, :, :m].mean(axis=0))
+        mx.eval(self.maps[-1])
+        return roped_attention(q, k, v, rope)
+
+
+def encode(klein: Klein, prompt: str) -> mx.array:
+    """The features of one prompt, (1, m, d_text)."""
+    features = klein.encode_prompt(prompt)
+    assert isinstance(features, mx.array)
+    return features
+
+
+def record_attention(klein: Klein, prompt: str, **options: int) -> tuple[list[Step], list[mx.array]]:
+    """Draw one picture: its steps, and for each of them the attention to the text, (blocks, n, m), mean of the heads.
+
+    options: seed, width, height, steps, as for a call.
+    >>> klein = Klein.from_pretrained()
+    >>> steps, maps = record_attention(klein, "a red star", seed=7)
+    >>> len(maps), maps[0].shape
+    (4, (7, 36, 32))
+    """
+    given: Options = {**options}  # type: ignore[typeddict-item]
+    request = check_request(klein.info, prompt, given)
+    n = request.grid[0] * request.grid[1]
+    recorder = AttentionRecorder(klein.info.max_length)
+    transformer = klein.transformer
+    text = encode(klein, prompt)
+    fields = [velocity_field(transformer, text, None, [], request.grid, recorder)]
+    if request.guidance_scale > 1:
+        fields.append(velocity_field(transformer, encode(klein, ""), None, [], request.grid))
+
+    decode = partial(klein._decode, request)
+    steps = []
+    maps = []
+    levels = klein.info.family.schedule(request.steps, n)
+    for step in euler(guided_field(fields, request.guidance_scale), noise(request.seeds[0], n), levels):
+        steps.append(Step(*step, decode))
+        maps.append(mx.stack(recorder.maps))
+        recorder.maps.clear()
+    mx.eval(maps)
+    return steps, maps

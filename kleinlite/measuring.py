@@ -1,0 +1,78 @@
+"""How do we know?
+
+A picture looks right. How often, by whose eye, and how sure are we? Error bars, pairs of pictures, a judge and its
+blind spots, variety, and whether a model only remembers.
+
+Letters: n pictures, k of them right, p the share that is right of all pictures there could be, f features of a
+picture.
+
+Sources: bootstrap: Efron 1979. The sign test for pairs: McNemar 1947. The interval behind the corrected error:
+Agresti and Coull 1998. Fréchet distance of pictures: Heusel et al. 2017, arXiv 1706.08500; its floor: Chong and
+Forsyth 2019, arXiv 1911.07023. Pictures given back from training: Somepalli et al. 2022, arXiv 2212.03860; Carlini
+et al. 2023, arXiv 2301.13188.
+
+Promoted from notebooks/13_how_do_we_know.ipynb: edit there, then run `make promote`. (seal 61e08382)
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+__all__ = ["share_error", "bootstrap_error", "paired_difference", "sign_test", "frechet_distance", "nearest"]
+
+
+def share_error(right: int, count: int) -> float:
+    """Standard error of the share right/count of independent pictures, as a fraction.
+
+    Half a picture is added to both sides, so that 0 of n and n of n are not taken for certain. Agresti and Coull 1998.
+    """
+    p = (right + 0.5) / (count + 1)
+    return math.sqrt(p * (1 - p) / count)
+
+
+def bootstrap_error(statistic: Callable[[Sequence[Any]], float], cases: Sequence[Any], draws: int = 300) -> float:
+    """Standard error of a statistic of independent cases: they are drawn again, with replacement. Efron 1979."""
+    rng = random.Random(0)
+    return statistics.stdev(statistic(rng.choices(cases, k=len(cases))) for _ in range(draws))
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Mean of second − first over the same cases, and its standard error."""
+    differences = [b - a for a, b in zip(first, second)]
+    return statistics.mean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """How often fair coins would give a result as uneven as this one, or more so. McNemar 1947, exact."""
+    tosses = wins + losses
+    at_most = min(wins, losses)
+    return min(1.0, 2 * sum(math.comb(tosses, k) for k in range(at_most + 1)) / 2**tosses)
+
+
+def frechet_distance(a: mx.array, b: mx.array) -> float:
+    """Distance of the normal distributions with the means and covariances of features a (n, f) and b (m, f).
+
+    |μ_a − μ_b|² + tr(Σ_a + Σ_b − 2 (Σ_a^½ Σ_b Σ_a^½)^½): Heusel et al. 2017, equation 6, in a symmetric form.
+    """
+    mean_a = a.mean(axis=0)
+    mean_b = b.mean(axis=0)
+    cov_a = (a - mean_a).T @ (a - mean_a) / len(a)
+    cov_b = (b - mean_b).T @ (b - mean_b) / len(b)
+    values, vectors = mx.linalg.eigh(cov_a, stream=mx.cpu)
+    root = (vectors * mx.sqrt(mx.maximum(values, 0))) @ vectors.T
+    cross = mx.sqrt(mx.maximum(mx.linalg.eigvalsh(root @ cov_b @ root, stream=mx.cpu), 0)).sum()
+    distance = ((mean_a - mean_b) ** 2).sum() + mx.trace(cov_a) + mx.trace(cov_b) - 2 * cross
+    return float(distance)
+
+
+def nearest(pictures: mx.array, others: mx.array) -> tuple[mx.array, mx.array]:
+    """For each row of pictures (n, f) the closest row of others (m, f): its number, and the root mean square distance.
+
+    |a − b|² = |a|² − 2ab + |b|², of which |a|² is the same for all others.
+    """
+    rows = (mx.square(others).sum(axis=1) - 2 * pictures @ others.T).argmin(axis=1)
+    return rows, mx.sqrt(mx.square(others[rows] - pictures).mean(axis=1))

@@ -1,0 +1,82 @@
+"""What is known of a model: from the registry before its files are here, else from the files themselves."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ..errors import UserError
+from .checkpoint import ModelInfo, PartsArgument, open_checkpoint
+from .configs import RELEASED_CONFIGS
+from .download import find_cached, required_repositories
+from .families import Configs, family_of
+from .formats import find_quant_spec
+from .registry import BUNDLED, MODELS, ReleasedModel, find_bundled, find_released
+
+STORED_BITS = 16.0  # of the released weights, as they are in memory: what is stored wider is cast
+
+
+class ModelFacts(NamedTuple):
+    """What is known of a model."""
+
+    info: ModelInfo
+    configs: Configs | None  # None: of a repository that is not here, nothing; `info` then has a base klein's values
+    bits: tuple[float, float]  # per weight of the transformer and of the text encoder, as they will be in memory
+    packed: bool  # whether its weights come in few bits and so cannot be quantized again
+    here: bool  # whether its files are on this machine
+    released: ReleasedModel | None  # what the registry says of it
+
+
+def is_here(name: str) -> bool:
+    """Whether a model can be opened without a download. Raises UserError for what is no name."""
+    return find_bundled(name) is not None or Path(name).exists() or find_cached(name) is not None
+
+
+def describe(
+    name: str, quantize: int | str | None = None, parts: PartsArgument = None, *, dtype: mx.Dtype = mx.float32
+) -> ModelFacts:
+    """What is known of a model without a download; the arguments are those of `open_checkpoint`.
+
+    Of a released model the registry knows it all, whether its files are here or not. Raises UserError or FileError.
+    """
+    packing = find_quant_spec(quantize)
+    released = find_released(name)
+    if released and not Path(name).exists():
+        configs = RELEASED_CONFIGS[released.size.name]
+        info = ModelInfo(
+            name,
+            released.distilled,
+            size=1024,
+            max_length=configs.text_encoder.max_length,
+            kv=released.kv,
+            d_latent=configs.transformer.d_latent,
+            family=family_of(configs.transformer),
+        )
+        stored = 8 * released.transformer_bytes / released.size.transformer_parameters
+        bits = (min(STORED_BITS, stored), STORED_BITS)
+        if packing:
+            bits = (packing.bits_per_weight, packing.bits_per_weight)
+        return ModelFacts(info, configs, bits, released.quantized, find_cached(name) is not None, released)
+    if is_here(name):
+        checkpoint = open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts)
+        return ModelFacts(checkpoint.info, checkpoint.configs, checkpoint.bits, checkpoint.packed, True, None)
+    required_repositories(name)  # or the name is refused
+    info = ModelInfo(name, distilled=False, size=1024, max_length=512)
+    return ModelFacts(info, None, (STORED_BITS, STORED_BITS), False, False, None)
+
+
+def check_base(info: ModelInfo) -> None:
+    """Refuse to train a distilled model: plain training would make it forget its few steps. Raises UserError."""
+    if not info.family.trains:
+        raise UserError(f"kleinlite trains no adapters for {info.family.title}: take base-4b or base-9b.")
+    if not info.distilled:
+        return
+    released = find_released(info.name)
+    base = f"base-{released.size.name}" if released else f"{info.name.lower()}-base"
+    if base in MODELS or base in BUNDLED:
+        way_out = f"train on {base}, and use the adapter on {info.name}"
+    elif released:
+        way_out = "take base-4b or base-9b"
+    else:
+        way_out = "train on its base model, and use the adapter on it"
+    raise UserError(f"{info.name} is distilled: {way_out}.")

@@ -1,0 +1,41 @@
+"""The families of models that kleinlite runs, each in its own file: what they share and in what they differ."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.nn as nn
+
+from .family import Box, Configs, Family, Features, LoraNames, PartFormat, Shapes, TransformerNumbers, Variant
+from .flux3 import FLUX3
+from .klein import KLEIN
+from .z_image import Z_IMAGE
+
+__all__ = [
+    "Box", "Configs", "FAMILIES", "FLUX3", "Family", "Features", "KLEIN", "LoraNames", "PartFormat", "Shapes",
+    "TransformerNumbers", "Variant", "Z_IMAGE", "family_of", "family_of_config", "family_of_tensors", "network_of",
+]  # fmt: skip
+
+FAMILIES = (KLEIN, Z_IMAGE, FLUX3)
+
+
+def family_of(cfg: TransformerNumbers) -> Family:
+    """The family of a transformer's config."""
+    return next(family for family in FAMILIES if family.transformer.config is type(cfg))
+
+
+def network_of(cfg: Any) -> type[nn.Module]:
+    """The network that a config describes."""
+    formats = (part for family in FAMILIES for part in family.parts.values())
+    return next(part.network for part in formats if part.config is type(cfg))
+
+
+def family_of_config(values: dict[str, Any]) -> Family:
+    """The family that a transformer's config.json names; klein's, whose fields then say what is missing, if none."""
+    name = values.get("_class_name")
+    return next((family for family in FAMILIES if isinstance(name, str) and name.startswith(family.classes)), KLEIN)
+
+
+def family_of_tensors(names: Iterable[str]) -> Family:
+    """The family of a single file with a transformer; klein, whose names then say what is missing, if none."""
+    names = set(names)
+    return next((family for family in FAMILIES if family.signature in names), KLEIN)

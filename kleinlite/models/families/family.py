@@ -1,0 +1,133 @@
+"""What a family of models is: a record of all in which one family differs from another.
+
+A family has its file in this folder, which fills a `Family` from its chapter. No other room asks which family a model
+is of; it asks the record. A new family is its chapter, its file here, its row in `FAMILIES`, and rows in the registry.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+from PIL import Image
+from tokenizers import Tokenizer
+
+from ...autoencoder import AutoencoderConfig
+from ...checkpoints import Rule
+from ...text_encoder import TextEncoder, TextEncoderConfig
+from ..fields import Fields
+from ..files import ModelFolder
+
+Features = mx.array | list[mx.array]  # of a batch of prompts: one array, or one per prompt where lengths differ
+Box = tuple[int, int, int, int]  # left, top, right and bottom, in pixels
+Values = dict[str, Any]  # what a JSON file holds
+Shapes = dict[str, list[int]]  # of the tensors in a file, by name
+Rules = list[Rule]  # for chapter 8's `rename`: from our names to those of the released folders
+Schedule = Callable[[int, int], list[float]]  # steps and image tokens → noise levels
+
+
+class TransformerNumbers(Protocol):
+    """What every family's transformer config has."""
+
+    @property
+    def d(self) -> int: ...  # width of the blocks
+
+    @property
+    def d_latent(self) -> int: ...  # numbers per image token
+
+    @property
+    def d_text(self) -> int: ...  # features per text token
+
+
+class Configs(NamedTuple):
+    """The numbers of a model's parts."""
+
+    transformer: TransformerNumbers
+    text_encoder: TextEncoderConfig
+    autoencoder: AutoencoderConfig
+
+
+class Variant(NamedTuple):
+    """What the files of one model say about how it is to be used."""
+
+    distilled: bool  # few steps, no guidance
+    kv: bool  # reference pictures are computed once, not in every step
+    schedule: Schedule
+
+
+def no_contradictions(cfg: Any) -> list[str]:
+    """For numbers that cannot contradict each other."""
+    return []
+
+
+def every_tensor(cfg: Any, name: str) -> bool:
+    """For files all of whose tensors are used."""
+    return True
+
+
+@dataclass(frozen=True)
+class PartFormat:
+    """How a part (transformer, text encoder or autoencoder) stands in files."""
+
+    config: type  # the chapter's dataclass
+    network: type[Any]  # the chapter's class
+    fields: Fields  # config.json's numbers
+    names: Rules  # what the released folders call its tensors
+    parse: Callable[[Path, Values, Values], Any]  # path, config.json, model_index.json → config. Raises UserError
+    format: Callable[[Any], Values]  # config → config.json
+    infer: Callable[[Shapes], Any] | None = None  # shapes in a single file → config; None: it cannot be one file
+    contradictions: Callable[[Any], list[str]] = no_contradictions  # between numbers that are right one by one
+    is_used: Callable[[Any, str], bool] = every_tensor  # config and a tensor's name in the file: is it loaded?
+    build: Callable[[Any], nn.Module] | None = None  # what is loaded, where it is less than the whole network
+
+
+@dataclass(frozen=True)
+class LoraNames:
+    """What adapter files for a family call its matrices; `{i}` stands for the number of a block."""
+
+    matrices: tuple[str, ...]  # under our own names; the released folders' come from the transformer's rules
+    aliases: dict[str, str]  # further names, and the matrix of ours that each means
+    distinctive: str  # regular expression: names that only this family has
+    widths: dict[int, str]  # columns of a matrix that reads the blocks' stream → the model
+    readers: tuple[str, ...]  # how the names of such matrices end
+    duplicates: tuple[tuple[str, str], ...] = ()  # spellings that some files have beside others, and the others
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the models of a family share and those of another have otherwise."""
+
+    title: str
+    example: str  # a released model, to recommend
+    pipelines: tuple[str, ...]  # how `_class_name` in a model's index begins
+    classes: tuple[str, ...]  # how `_class_name` in the transformer's config.json begins
+    signature: str  # a tensor that only the single files of this family's transformers have
+    transformer: PartFormat
+    text_encoder: PartFormat
+    autoencoder: PartFormat
+    lora: LoraNames
+    released: dict[str, Configs]  # by the name of a size in the registry
+    sizes: dict[int, tuple[str, str]]  # text features per token → a released model, and its text encoder
+    encoders: dict[int, tuple[str, str]]  # width of a text encoder → its name, and the released model it belongs to
+    defaults: dict[bool, tuple[int, float]]  # distilled or not → steps, guidance
+    no_guidance: float  # the guidance that does nothing
+    guidance_fixed: bool  # a distilled model refuses a guidance
+    edits: bool  # it can take reference pictures
+    encode: Callable[[TextEncoder, Tokenizer, list[str], int], Features]  # prompts and the most tokens → features
+    schedule: Schedule
+    read_variant: Callable[[ModelFolder, Any], Variant]  # index and other files, and the transformer's config
+    # Of a single file, whose header does not tell: distilled and KV by its name, or None if the name tells nothing.
+    read_file_name: Callable[[str], tuple[bool, bool] | None] | None = None
+    kv_pipeline: str = ""  # `_class_name` in the index of a model that was trained for cached references
+    velocity_field: Callable[..., Any] | None = None  # with chapter 6's arguments; None: chapter 6's own
+    prepare_lone_reference: Callable[[Image.Image], tuple[Image.Image, Box]] | None = None  # None: chapter 6's, always
+    # The most tokens that a prompt can come to, at most so many: before a tokenizer is here. None: it is padded to all.
+    count_window: Callable[[str, int], int] | None = None
+    float16: bool = True  # False: its numbers grow beyond float16's
+    trains: bool = True  # adapters can be trained for it
+
+    @property
+    def parts(self) -> dict[str, PartFormat]:
+        return {"transformer": self.transformer, "text_encoder": self.text_encoder, "autoencoder": self.autoencoder}

@@ -1,0 +1,90 @@
+"""The text encoder that FLUX.2 [klein] and Z-Image share: Qwen3, of which only some layers are used."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.nn as nn
+
+from ...errors import UserError
+from ...text_encoder import TextEncoder, TextEncoderConfig
+from ..fields import AXIS, BASE, COUNT, EPS, WIDTH, Field, format_fields, read_fields, read_layout
+from ..names import TEXT_ENCODER_NAMES
+from .family import PartFormat, Values
+
+# Of model_index.json, and what is implied where it is silent:
+OUT_LAYERS = "text_encoder_out_layers"
+IMPLIED = {OUT_LAYERS: (9, 18, 27), "max_sequence_length": 512}
+TEXT_ENCODER_FIELDS = {
+    "vocab": Field("vocab_size", int, 1, 2**24),
+    "d": Field("hidden_size", *WIDTH),
+    "d_mlp": Field("intermediate_size", int, 1, 2**20),
+    "layers": Field("num_hidden_layers", *COUNT),
+    "heads": Field("num_attention_heads", *COUNT),
+    "kv_heads": Field("num_key_value_heads", *COUNT),
+    "hd": Field("head_dim", *AXIS),
+    "theta": Field("rope_theta", *BASE),
+    "eps": Field("rms_norm_eps", *EPS),
+    "tied": Field("tie_word_embeddings", bool),
+    "out_layers": Field(OUT_LAYERS, *COUNT, (1, 16)),
+    "max_length": Field("max_sequence_length", int, 1, 2**16),
+}
+
+
+def parse(path: Path, values: Values, index: Values) -> TextEncoderConfig:
+    """What config.json and model_index.json say of the text encoder. Raises UserError."""
+    if "text_config" in values:
+        raise UserError(f"{path} is Qwen3-VL, which belongs to FLUX.3 [klein]: take all parts from one model.")
+    rope = values.get("rope_parameters")  # in here since transformers 5; the released files have rope_theta at the top
+    moved = {"rope_theta": rope["rope_theta"]} if isinstance(rope, dict) and "rope_theta" in rope else {}
+    given = {name: index.get(name, implied) for name, implied in IMPLIED.items()}
+    return TextEncoderConfig(**read_fields(path, moved | values | given, TEXT_ENCODER_FIELDS))
+
+
+def parse_last_but_one(path: Path, values: Values, index: Values) -> TextEncoderConfig:
+    """The same for Z-Image, whose features are the output of the last layer but one. Raises UserError."""
+    layers = values.get("num_hidden_layers")
+    if OUT_LAYERS not in index and type(layers) is int:
+        index = index | {OUT_LAYERS: (layers - 1,)}
+    return parse(path, values, index)
+
+
+def format(cfg: TextEncoderConfig) -> Values:
+    """The text encoder's config.json, as transformers writes it."""
+    numbers = {name: value for name, value in format_fields(cfg, TEXT_ENCODER_FIELDS).items() if name not in IMPLIED}
+    return read_layout("text_encoder/config.json") | numbers
+
+
+def find_contradictions(cfg: TextEncoderConfig) -> list[str]:
+    wrong = []
+    if cfg.heads % cfg.kv_heads:
+        wrong.append(f"{cfg.heads} heads do not share {cfg.kv_heads}")
+    if cfg.hd % 2:
+        wrong.append("head_dim is odd")
+    return wrong
+
+
+def build(cfg: TextEncoderConfig) -> nn.Module:
+    """Qwen3 up to the highest layer whose output becomes features; the norm after the last layer goes, too."""
+    network = TextEncoder(replace(cfg, layers=max(cfg.out_layers), tied=True))
+    del network.norm
+    return network
+
+
+def is_used(cfg: TextEncoderConfig, name: str) -> bool:
+    """False for what only the language model needs: layers above the highest in use, the last norm, the head."""
+    match = re.match(r"(?:model\.)?(?:layers\.(\d+)|norm|lm_head)\.", name)
+    return not match or (match[1] is not None and int(match[1]) < max(cfg.out_layers))
+
+
+QWEN3 = PartFormat(
+    config=TextEncoderConfig,
+    network=TextEncoder,
+    fields=TEXT_ENCODER_FIELDS,
+    names=TEXT_ENCODER_NAMES,
+    parse=parse,
+    format=format,
+    contradictions=find_contradictions,
+    is_used=is_used,
+    build=build,
+)

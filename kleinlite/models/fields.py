@@ -1,0 +1,103 @@
+"""The numbers of a network as config.json has them: what each is called there, and what it may be.
+
+A `Field` is one number; a table of fields turns a config.json into a chapter's dataclass, and the dataclass back.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import UserError, printable
+
+LAYOUT = Path(__file__).parent / "layout"  # what diffusers and transformers write beside our numbers
+WIDTH = (int, 1, 2**17)
+COUNT = (int, 1, 1000)
+EPS = (float, 1e-12, 0.1)
+BASE = (float, 1.0, 1e12)  # of rotary positions
+AXIS = (int, 2, 1024)
+FOUR = (4, 4)
+
+
+class Field(NamedTuple):
+    """What config.json calls a number of ours, and what it may be: one of this kind, or so many in a list."""
+
+    name: str
+    kind: type[int | float | bool]
+    low: float = 0
+    high: float = 1
+    length: tuple[int, int] | None = None  # at least and at most, of a list
+
+    def check(self, path: Path, value: object) -> None:
+        """Refuse a value of the wrong type or out of range. Raises UserError."""
+        if self.length is None:
+            right = self._fits(value)
+        elif isinstance(value, (list, tuple)):
+            right = self.length[0] <= len(value) <= self.length[1] and all(map(self._fits, value))
+        else:
+            right = False
+        if not right:
+            raise UserError(
+                f"{path} says that {self.name} is {shorten(value)}, and it must be {self.allowed}: is this another "
+                "kind of model?"
+            )
+
+    def _fits(self, value: Any) -> bool:
+        types = (int, float) if self.kind is float else (self.kind,)
+        return type(value) in types and self.low <= value <= self.high
+
+    @property
+    def allowed(self) -> str:
+        """What it may be, in words."""
+        whole = f"a whole number from {self.low:,} to {self.high:,}"
+        one = {int: whole, float: f"a number from {self.low:g} to {self.high:g}", bool: "true or false"}[self.kind]
+        if self.length is None:
+            return one
+        return f"a list of {' to '.join(str(n) for n in dict.fromkeys(self.length))}, each {one}"
+
+
+Fields = dict[str, Field]  # by the names of the dataclass
+
+
+def shorten(value: object) -> str:
+    """A value as text, for a sentence."""
+    text = printable(repr(value))
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def read_fields(path: Path, values: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """The dataclass's numbers from config.json's, each checked. Raises UserError for what is missing or cannot be."""
+    numbers = {}
+    for name, field in fields.items():
+        if field.name not in values:
+            raise UserError(f"{path} says nothing about {field.name!r}: is this another kind of model?")
+        value = values[field.name]
+        field.check(path, value)
+        numbers[name] = tuple(value) if field.length else value
+    return numbers
+
+
+def check_fields(path: Path, cfg: object, fields: Fields) -> None:
+    """Refuse a dataclass with a number out of range, as shapes may tell it. Raises UserError."""
+    for name, field in fields.items():
+        value = getattr(cfg, name)
+        if value is not None:
+            field.check(path, value)
+
+
+def format_fields(cfg: object, fields: Fields) -> dict[str, Any]:
+    """The numbers of a dataclass under config.json's names: the way back from `read_fields`."""
+    values = {field.name: getattr(cfg, name) for name, field in fields.items()}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
+
+
+def count_numbered(names: Iterable[str], pattern: str) -> int:
+    """How many numbers a list is numbered with: one more than the highest found in brackets."""
+    matches = (re.match(pattern, name) for name in names)
+    return 1 + max((int(match[1]) for match in matches if match), default=-1)
+
+
+def read_layout(file: str) -> dict[str, Any]:
+    """A config.json of the released layout, without a model's own numbers."""
+    return json.loads((LAYOUT / file).read_text("utf-8"))

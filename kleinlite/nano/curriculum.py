@@ -1,0 +1,198 @@
+"""What the transformer learns from: pictures of captions, edits, and instructions that leave a picture as it is.
+
+All scenes stand in one list and are encoded once; a `Lesson` names them by their rows. Nothing whose content is held
+out is in any list: no caption, no reference, no result of an edit. A batch depends on its step alone.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+import mlx.core as mx
+from tokenizers import Tokenizer
+
+from ..scenes import (
+    Scene,
+    captions,
+    edit_held_out,
+    held_out,
+    instruction,
+    relatives,
+    sample,
+    sample_edit,
+    sample_one,
+    sample_row,
+    scene_held_out,
+)
+from ..text_encoder import TEMPLATE, tokenize
+from .synonyms import idle_instruction, reword
+
+TURNS = ("pictures", "adds", "twins", "edits", "pictures", "idle", "pictures", "edits", "pictures", "twins",
+         "pictures", "idle", "pictures", "edits", "pictures", "twins", "pictures", "edits", "idle", "pictures",
+         "adds", "twins", "pictures", "pairs", "edits")  # fmt: skip
+SHARES = {"pictures": 1, "edits": 2, "adds": 2, "idle": 2, "twins": 2, "pairs": 3}  # references make a batch smaller
+SEGMENTS = (3, 0, 3, 1, 3, 2, 3)  # which of the four steps a step of distillation is about, by turns
+GUIDANCE = 3.0  # of pictures from words alone
+EDIT_GUIDANCE = 1.5  # the reference leaves little to choose
+EMPTY = 0.1  # share of prompts that are left out: guidance asks without one
+FAINT = {  # things that hardly stand out: (colour, background) of shapes, (colour, ground) of things in a landscape
+    ("pink", "pink"), ("pink", "purple"), ("pink", "white"), ("yellow", "yellow"), ("yellow", "white"),
+    ("orange", "yellow"), ("green", "hills"), ("white", "snow"), ("yellow", "desert"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Sentences, one of which is said; the row of the picture that shall come out; rows of its references."""
+
+    texts: tuple[str, ...]
+    target: int
+    references: tuple[int, ...] = ()
+
+
+@dataclass
+class Lessons:
+    """All scenes, and the lessons of each kind; twins are two edits of one scene, one for each of its two things."""
+
+    scenes: list[Scene] = field(default_factory=list)
+    pictures: list[Lesson] = field(default_factory=list)
+    edits: list[Lesson] = field(default_factory=list)
+    pairs: list[Lesson] = field(default_factory=list)
+    adds: list[Lesson] = field(default_factory=list)
+    twins: list[tuple[list[Lesson], list[Lesson]]] = field(default_factory=list)
+
+    def add_scene(self, scene: Scene) -> int:
+        """Its row."""
+        self.scenes.append(scene)
+        return len(self.scenes) - 1
+
+
+def allowed(scene: Scene) -> bool:
+    """Whether a scene may be trained on: its content is not held out."""
+    return not scene_held_out(scene)
+
+
+def allowed_scenes(draw: Callable[[int], Scene], first: int = 0) -> Iterator[Scene]:
+    """The scenes of the seeds from `first` on that may be trained on."""
+    return filter(allowed, map(draw, count(first)))
+
+
+def make_lessons(pictures: int, edits: int, families: int) -> Lessons:
+    """So many pictures, a quarter of them single shapes and a tenth rows; so many edits; so many families."""
+    lessons = Lessons()
+    ones = pictures // 4
+    rows = pictures // 10
+    for draw, number in ((sample, pictures - ones - rows), (sample_one, ones), (sample_row, rows)):
+        for scene in islice(allowed_scenes(draw), number):
+            texts = tuple(text for text in captions(scene) if not held_out(text)) or ("",)
+            lesson = Lesson(texts, lessons.add_scene(scene))
+            lessons.pictures += [lesson] * (1 + extra_turns(scene))
+    for references, text, target in islice(filter(edit_allowed, map(sample_edit, count())), edits):
+        kind = lessons.edits if len(references) == 1 else lessons.pairs
+        before = tuple(map(lessons.add_scene, references))
+        kind.append(Lesson((text,), lessons.add_scene(target), before))
+    for seed in range(families):
+        add_family(lessons, list(filter(allowed, relatives(seed))))
+    return lessons
+
+
+def edit_allowed(edit: tuple[tuple[Scene, ...], str, Scene]) -> bool:
+    """Whether an edit may be trained on: neither its scenes nor its instruction are held out."""
+    references, text, target = edit
+    return all(map(allowed, (*references, target))) and not edit_held_out(references[0], text)
+
+
+def add_family(lessons: Lessons, family: list[Scene]) -> None:
+    """The twins among the scenes of `relatives`, and the edits that add a thing."""
+    row = {scene: lessons.add_scene(scene) for scene in family}
+    for before in family:
+        if not before.things:
+            continue
+        first: list[Lesson] = []
+        second: list[Lesson] = []
+        for after in family:
+            text = instruction(before, after)
+            if not text or edit_held_out(before, text):
+                continue
+            lesson = Lesson((text,), row[after], (row[before],))
+            if len(before.things) == 1:
+                if len(after.things) == 2:
+                    lessons.adds.append(lesson)
+            elif before.things[0] in after.things:
+                second.append(lesson)
+            else:
+                first.append(lesson)
+        if first and second:
+            lessons.twins.append((first, second))
+
+
+def extra_turns(scene: Scene) -> int:
+    """How often more than once: what has many corners, or none, or hardly stands out is learned last."""
+    turns = 0
+    for thing in scene.things:
+        if thing.kind in ("triangle", "boat"):
+            turns = max(turns, 1)
+        if thing.kind in ("circle", "star") or (scene.background and thing.colour == "white"):
+            turns = max(turns, 2)
+        if (thing.colour, scene.background or scene.ground) in FAINT:
+            turns = max(turns, 3 if scene.is_landscape else 2)
+    return turns
+
+
+class Curriculum:
+    """Draws batches from lessons and the latents of their scenes, (scenes, n, 128): of another kind at each step."""
+
+    def __init__(
+        self, lessons: Lessons, latents: mx.array, tokenizer: Tokenizer, tokens: int, batch: int,
+        turns: Sequence[str] = TURNS,
+    ):  # fmt: skip
+        self.lessons = lessons
+        self.latents = latents
+        self.tokenizer = tokenizer
+        self.tokens = tokens
+        self.batch = batch
+        self.turns = turns
+
+    def kind(self, step: int) -> str:
+        """What the batch of a step is of: "pictures", "edits", "pairs", "adds", "twins" or "idle"."""
+        return self.turns[step % len(self.turns)]
+
+    def choose(self, step: int, rng: random.Random) -> list[Lesson]:
+        """The lessons of a step."""
+        kind = self.kind(step)
+        number = max(2, self.batch // SHARES[kind])
+        if kind == "twins":
+            both = rng.choices(self.lessons.twins, k=number // 2)
+            return [rng.choice(edits) for pair in both for edits in pair]
+        if kind == "idle":
+            rows = [lesson.target for lesson in rng.choices(self.lessons.pictures, k=number)]
+            return [Lesson((idle_instruction(rng, self.lessons.scenes[row]),), row, (row,)) for row in rows]
+        return rng.choices({
+            "pictures": self.lessons.pictures, "edits": self.lessons.edits, "pairs": self.lessons.pairs,
+            "adds": self.lessons.adds,
+        }[kind], k=number)  # fmt: skip
+
+    def __call__(self, step: int) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array]:
+        """clean (b, n, 128), references (b, r, 128) with r = 0, n or 2n, ids and mask (b, m), and the step's key."""
+        rng = random.Random(step)
+        chosen = self.choose(step, rng)
+        texts = ["" if rng.random() < EMPTY else self.say(rng, rng.choice(lesson.texts)) for lesson in chosen]
+        ids, mask = tokenize(self.tokenizer, texts, self.tokens)
+        clean = self.latents[mx.array([lesson.target for lesson in chosen])].astype(mx.float32)
+        references = clean[:, :0]
+        if chosen[0].references:
+            rows = mx.array([lesson.references for lesson in chosen])
+            references = self.latents[rows].reshape(len(chosen), -1, clean.shape[-1]).astype(mx.float32)
+        return clean, references, ids, mask, mx.random.key(step)
+
+    def say(self, rng: random.Random, text: str) -> str:
+        """The sentence in some words, if the text encoder has room for them."""
+        other = reword(rng, text)
+        return other if len(self.tokenizer.encode(TEMPLATE.format(other)).ids) <= self.tokens else text
+
+    def student_batch(self, step: int) -> tuple[mx.array | int, ...]:
+        """The same for distillation, with the guidance of each picture, (b,), and which of the four steps it is of."""
+        batch = self(step)
+        guidance = GUIDANCE if self.kind(step) == "pictures" else EDIT_GUIDANCE
+        return *batch, mx.full((len(batch[0]),), guidance), SEGMENTS[step % len(SEGMENTS)]

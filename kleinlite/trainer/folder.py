@@ -1,0 +1,125 @@
+"""A folder of pictures to learn from: `dog.png`, its caption in `dog.txt` and, for an edit, `dog_ref.png` before it."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from ..errors import UserError, first_few
+from ..inference.picture_file import open_picture, to_rgb
+from ..inference.request import check_side
+from ..pipeline import prepare_reference
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".webp"}
+REFERENCE = re.compile(r"(.+)_ref\d*")
+MOST_PIXELS = 1024 * 1024  # `prepare_reference` shrinks what has more
+
+
+@dataclass(frozen=True)
+class Example:
+    """A picture, what it shows, and for an edit the pictures before it."""
+
+    name: str
+    picture: Image.Image
+    caption: str
+    references: tuple[Image.Image, ...] = ()
+
+
+def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list[Example]:
+    """The examples in a folder, in the order of their names, all of one size.
+
+    size: width and height to which every picture is scaled and cut; as they are, cut to multiples of 16, if not given.
+    Raises ValueError, which names the files, for whatever could not be learned from.
+    """
+    if size:
+        check_size(*size)
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: name one with pictures and their captions, dog.png and dog.txt.")
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+    last = {path.stem: path for path in files}
+    twice = [path for path in files if last[path.stem] != path]
+    if twice:
+        raise UserError(f"{first_few(twice)}: there is another picture of that name, and a caption cannot be for both.")
+    named = {path: found[1] if (found := REFERENCE.fullmatch(path.stem)) else None for path in files}
+    targets = {path.stem: path for path in files if named[path] is None}
+    before = {stem: [path for path in files if named[path] == stem] for stem in targets}
+    check_names(folder, targets, before, [path for path in files if named[path] not in (None, *targets)])
+    captions = {stem: read_caption(path.with_suffix(".txt")) for stem, path in targets.items()}
+    examples = [
+        Example(
+            stem,
+            read_reference(path, size),
+            captions[stem],
+            tuple(read_reference(p, size) for p in before[stem]),
+        )
+        for stem, path in targets.items()
+    ]
+    check_sizes(folder, examples)
+    return examples
+
+
+def check_size(width: int, height: int) -> None:
+    """Refuse a size that the pictures would not get, before any is scaled to it."""
+    if width * height > MOST_PIXELS:
+        raise UserError(f"Pictures of {width}x{height} are too large to learn from: take at most 1024x1024 pixels.")
+    for side, name in ((width, "width"), (height, "height")):
+        check_side(side, name)
+
+
+def check_names(folder: Path, targets: dict[str, Path], before: dict[str, list[Path]], lonely: list[Path]) -> None:
+    """Refuse a folder in which something is missing, before any picture is read."""
+    if len(targets) < 2:
+        what = "no picture" if not targets else "one picture"
+        raise UserError(
+            f"There is {what} in {folder} ({', '.join(sorted(ENDINGS))}): it takes two or more, best 10 to 50."
+        )
+    if lonely:
+        raise UserError(
+            f"{first_few(lonely)}: what it is a reference for is missing, a picture named like it without _ref."
+        )
+    if missing := [path.with_suffix(".txt") for path in targets.values() if not path.with_suffix(".txt").is_file()]:
+        raise UserError(
+            f"{first_few(missing)} missing: every picture needs a caption, in a text file of the same name."
+        )
+    counts = Counter(map(len, before.values()))
+    if len(counts) > 1:
+        usual, _ = counts.most_common(1)[0]
+        odd = [path for stem, path in targets.items() if len(before[stem]) != usual]
+        raise UserError(f"{first_few(odd)}: most pictures here have {usual} references (_ref), and all need as many.")
+
+
+def check_sizes(folder: Path, examples: list[Example]) -> None:
+    """Refuse pictures of more than one size: a batch has to be one array."""
+    for what, all_of in (
+        ("pictures", [e.picture for e in examples]),
+        ("references", [r for e in examples for r in e.references]),
+    ):
+        sizes = Counter(f"{w}x{h}" for w, h in (picture.size for picture in all_of))
+        if len(sizes) > 1:
+            usual = sizes.most_common(1)[0][0]
+            found = first_few(f"{count} of {size}" for size, count in sizes.most_common())
+            raise UserError(f"The {what} in {folder} differ in size ({found}): scale and cut them with --size {usual}.")
+
+
+def read_caption(path: Path) -> str:
+    """The words in a caption's file, on one line."""
+    try:
+        words = " ".join(path.read_text(encoding="utf-8-sig").split())
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text: save the caption again.") from None
+    if not words:
+        raise UserError(f"{path} is empty: say in it what the picture shows.")
+    return words
+
+
+def read_reference(path: str | Path, size: tuple[int, int] | None = None) -> Image.Image:
+    """A picture from a file as the model takes it, first scaled and cut to `size` if one is given."""
+    image = open_picture(path)
+    try:
+        image = to_rgb(image)
+        return prepare_reference(ImageOps.fit(image, size, Image.Resampling.LANCZOS) if size else image)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None

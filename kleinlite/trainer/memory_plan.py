@@ -1,0 +1,122 @@
+"""What training an adapter takes in memory, by arithmetic on the configs.
+
+Three stages, one after the other: the captions' features, the pictures' latents, the training itself. In the last,
+each block keeps its input and is worked out again when its gradient is due, so that only one block at a time is whole.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ..autoencoder import AutoencoderConfig
+from ..errors import MemoryLimitError, MissingFileError, UserError
+from ..inference.memory_check import machine_memory
+from ..lora import linear_layers, matrix_shape
+from ..memory import compute_dtype, plan_memory
+from ..models.describe import check_base, describe
+from ..models.formats import find_quant_spec
+from ..quantization import QUANT_SPECS
+from ..text_encoder import TextEncoderConfig
+from ..transformer import Transformer, TransformerConfig
+from .folder import Example
+from .settings import Settings
+
+# Fitted to `python -m benchmarks.training`, which measures a step beside what is predicted here:
+IN_FLIGHT = 155  # numbers per token and channel while one block's gradient is worked out
+KEPT = 2.5  # numbers per token and channel that each block keeps until then
+SCORES = 8.5  # arrays of attention weights, tokens × tokens for each head
+COPIES = 6  # of the adapter, in float32: weights, average, gradients, their sum, two moments
+
+
+class TrainingPlan(NamedTuple):
+    """Bytes: of each stage, and what the last consists of."""
+
+    features: int
+    latents: int
+    weights: int
+    adapter: int
+    activations: int
+    packable: bool = True  # whether 4 bits per weight would be fewer
+
+    @property
+    def training(self) -> int:
+        return self.weights + self.adapter + self.activations
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.features, self.latents, self.training)
+
+    def __str__(self) -> str:
+        gb = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
+        return (
+            f"features {gb(self.features)}, then latents {gb(self.latents)}, then training {gb(self.training)} "
+            f"(weights {gb(self.weights)}, adapter {gb(self.adapter)}, activations {gb(self.activations)})"
+        )
+
+
+def adapter_size(cfg: TransformerConfig, rank: int) -> int:
+    """How many numbers an adapter of this rank has, for all matrices of the blocks."""
+    layers = linear_layers(Transformer(cfg))
+    return rank * sum(sum(matrix_shape(layer)) for path, layer in layers.items() if "_blocks." in path)
+
+
+def plan_training(
+    cfg: object, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
+    bits: float | tuple[float, float] = 16, rank: int = 16, b: int = 1, references: int = 0, cpu: bool | None = None,
+) -> TrainingPlan:  # fmt: skip
+    """For pictures of this size, `b` at a time; bits, references and cpu as for `plan_memory`.
+
+    cfg: the transformer's. Raises UserError for another family's.
+    """
+    if not isinstance(cfg, TransformerConfig):
+        raise UserError("Adapters are trained here on models of FLUX.2 [klein]: take nano-base or base-4b.")
+    cpu = compute_dtype() == mx.float32 if cpu is None else cpu
+    drawing = plan_memory(
+        (cfg, text_cfg, vae_cfg), width=width, height=height, bits=bits, reference_tokens=references, cpu=cpu
+    )
+    size = 4 if cpu else 2
+    tokens = b * (text_cfg.max_length + width * height // 256 + references)
+    numbers = cfg.d * tokens * (IN_FLIGHT + KEPT * (cfg.double_blocks + cfg.single_blocks))
+    numbers += SCORES * cfg.heads * tokens**2 / b
+    return TrainingPlan(
+        features=drawing.text_encoder + drawing.encode,
+        latents=drawing.autoencoder + drawing.decode,
+        weights=drawing.transformer + drawing.autoencoder,  # it stays, for the samples
+        adapter=4 * COPIES * adapter_size(cfg, rank),
+        activations=int(size * numbers),
+    )
+
+
+def plan_model_training(
+    name: str, example: Example, settings: Settings, *, quantize: int | str | None = None
+) -> TrainingPlan:
+    """For a model by its name: a released one without its files, another from its own. ValueError if distilled."""
+    w, h = example.picture.size
+    references = sum(picture.width * picture.height // 256 for picture in example.references)
+    facts = describe(name, quantize, dtype=compute_dtype())
+    check_base(facts.info)
+    if facts.configs is None:
+        raise MissingFileError(f"{name} is not on this machine: fetch it with `kleinlite download {name}`.")
+    transformer, text_encoder, autoencoder = facts.configs
+    plan = plan_training(
+        transformer, text_encoder, autoencoder, width=w, height=h, bits=facts.bits, rank=settings.rank,
+        b=settings.batch, references=references,
+    )  # fmt: skip
+    packing = find_quant_spec(quantize)
+    wider = packing is None or packing.bits_per_weight > QUANT_SPECS[4].bits_per_weight
+    return plan._replace(packable=wider and not facts.packed)
+
+
+def check_plan(plan: TrainingPlan) -> None:
+    """Refuse what has no chance to fit, with the ways out."""
+    total = machine_memory()[0]
+    if plan.peak_bytes > total:
+        ways = ["take smaller pictures with --size"]
+        if plan.packable:
+            ways.insert(0, "pack the weights with --quantize 4")
+        if plan.training == plan.peak_bytes and plan.adapter > max(plan.weights, plan.activations):
+            ways.insert(0, "take a smaller --rank")
+        raise MemoryLimitError(
+            f"Training takes {plan.peak_bytes / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB: "
+            f"{', or '.join(ways)}."
+        )

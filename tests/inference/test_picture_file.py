@@ -1,0 +1,259 @@
+"""Pictures and their files: modes that lose nothing, drafts that nobody sees, metadata from strangers."""
+
+import array
+import json
+import os
+import pickle
+import stat
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from PIL import Image, PngImagePlugin
+
+from kleinlite import Klein, files, picture_info, save_picture
+from kleinlite.errors import UserError
+from kleinlite.inference import picture_file
+from kleinlite.inference.picture_file import is_lora, open_picture, read_metadata, to_rgb
+from kleinlite.pipeline import prepare_reference
+
+MADE = {"model": "nano", "prompt": "a", "seed": 1, "steps": 4, "guidance": 1.0}
+MADE |= {"negative_prompt": "", "width": 64, "height": 64, "references": 0}
+
+
+def reds(image: Image.Image) -> list[int]:
+    return list(image.tobytes()[::3])
+
+
+# ---------------------------------------------------------------- any picture in 8-bit RGB
+
+
+def test_a_transparent_level_of_sixteen_bits_leaves_the_others(tmp_path):
+    Image.new("I;16", (64, 64), 20000).save(tmp_path / "a.png", transparency=5)
+    assert to_rgb(Image.open(tmp_path / "a.png")).getpixel((9, 9)) == (78, 78, 78)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B", "I"])
+def test_sixteen_bits_are_scaled(mode):
+    values = array.array("i" if mode == "I" else "H", [0, 128, 257, 32768, 65278, 65535])
+    if mode == "I;16B" and sys.byteorder == "little":
+        values.byteswap()
+    assert reds(to_rgb(Image.frombytes(mode, (6, 1), values.tobytes()))) == [0, 0, 1, 128, 254, 255]
+
+
+def test_a_sixteen_bit_file_and_its_eight_bits(tmp_path):
+    """A reference of 16 bits is the same picture as one of 8."""
+    deep = Image.frombytes("I;16", (256, 64), array.array("H", [257 * x for x in range(256)] * 64).tobytes())
+    deep.save(tmp_path / "deep.png")
+    flat = Image.frombytes("L", (256, 64), bytes(range(256)) * 64)
+    assert prepare_reference(Image.open(tmp_path / "deep.png")).tobytes() == prepare_reference(flat).tobytes()
+
+
+@pytest.mark.parametrize("white", [1, 255, 65535])
+def test_floating_point_is_scaled(white):
+    values = array.array("f", [0, white / 4, white / 2, white])
+    assert reds(to_rgb(Image.frombytes("F", (4, 1), values.tobytes()))) == [0, 64, 128, 255]
+
+
+def test_levels_without_a_white_are_refused():
+    for mode, values in (("I", array.array("i", [0, 70_000])), ("I", array.array("i", [-1, 5]))):
+        with pytest.raises(ValueError, match="no known white"):
+            to_rgb(Image.frombytes(mode, (2, 1), values.tobytes()))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "RGBa", "P"])
+def test_what_is_transparent_is_white(mode, tmp_path):
+    if mode == "P":
+        image = Image.new("P", (4, 4))
+        image.putpalette([255, 0, 0] * 256)
+        image.info["transparency"] = 0
+    else:
+        image = Image.new("RGBA", (4, 4), (255, 0, 0, 0)).convert(mode)
+        if mode == "PA":
+            image.putalpha(0)  # which Pillow below 12 loses on the way
+    assert to_rgb(image).tobytes() == b"\xff" * 48
+    half = Image.new("RGBA", (1, 1), (0, 0, 0, 128))
+    assert reds(to_rgb(half)) == [127]
+    opaque = Image.new("RGBA", (1, 1), (10, 20, 30, 255))
+    assert to_rgb(opaque).tobytes() == bytes([10, 20, 30])
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"])
+def test_other_modes_are_as_pillow_has_them(mode):
+    image = Image.linear_gradient("L").convert("RGB")
+    image = image.convert(mode) if mode != "LAB" else Image.new("LAB", (8, 8), (50, 10, 20))
+    assert to_rgb(image).tobytes() == image.convert("RGB").tobytes()
+
+
+def test_photographs_are_turned_upright():
+    image = Image.linear_gradient("L").resize((80, 112)).convert("RGB")
+    turned = image.transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[274] = 6
+    assert to_rgb(turned).tobytes() == image.tobytes()
+    assert to_rgb(to_rgb(turned)).tobytes() == image.tobytes(), "once"
+
+
+def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path, recwarn):
+    path = tmp_path / "large.png"
+    Image.new("1", (13_000, 13_000)).save(path)  # 169 million pixels in 21 kB
+    start = time.process_time()
+    with pytest.raises(ValueError, match=r"large.png has more than 89 million pixels"):
+        open_picture(path)
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    with pytest.raises(ValueError, match="13000×13000 is too large, at most 89 million"):
+        prepare_reference(Image.open(path))
+    assert time.process_time() - start < 0.5
+    assert [w for w in recwarn if "kleinlite" in str(w.filename)] == []
+
+
+def test_a_picture_that_breaks_off_is_a_sentence(tmp_path):
+    path = tmp_path / "cut.png"
+    Image.effect_noise((80, 80), 50).save(path)
+    path.write_bytes(path.read_bytes()[:2000])
+    for read in (open_picture, lambda path: prepare_reference(Image.open(path))):
+        with pytest.raises(ValueError, match="cannot be read"):
+            read(path)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def test_many_processes_write_one_name(tmp_path):
+    """Whoever comes last wins; at every moment the file is one of theirs, whole."""
+    code = "import sys\nfrom PIL import Image\nfrom kleinlite import save_picture\n"
+    code += "image = Image.effect_noise((300, 300), 50)\n"
+    code += "for i in range(30): save_picture(image, sys.argv[1])"
+    path = tmp_path / "x.png"
+    environment = os.environ | {"KLEINLITE_CPU": "off"}
+    writers = [subprocess.Popen([sys.executable, "-c", code, path], env=environment) for _ in range(3)]
+    seen = 0
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            Image.open(path).load()
+            seen += 1
+    assert [writer.returncode for writer in writers] == [0, 0, 0] and seen > 0
+    assert os.listdir(tmp_path) == ["x.png"]
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path):
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    (tmp_path / ".x.png.partial").symlink_to(precious)  # where the draft once was
+    save_picture(Image.new("RGB", (8, 8)), tmp_path / "x.png")
+    assert precious.read_text() == "precious"
+
+
+def test_permissions_are_kept(tmp_path):
+    path, mode = tmp_path / "x.png", lambda path: stat.S_IMODE(path.stat().st_mode)
+    old = os.umask(0o027)
+    try:
+        save_picture(Image.new("RGB", (8, 8)), path)
+        assert mode(path) == 0o640  # as the umask says
+        path.chmod(0o600)
+        save_picture(Image.new("RGB", (8, 8)), path)
+        assert mode(path) == 0o600
+    finally:
+        os.umask(old)
+
+
+def test_leftovers_go_with_the_next_picture(tmp_path):
+    old, new, other = (tmp_path / name for name in (".kleinlite-1.partial", ".kleinlite-2.partial", ".y.partial"))
+    for draft in (old, new, other):
+        draft.touch()
+    for draft in (old, other):
+        os.utime(draft, (0, 0))
+    save_picture(Image.new("RGB", (8, 8)), tmp_path / "x.png")
+    assert sorted(os.listdir(tmp_path)) == [".kleinlite-2.partial", ".y.partial", "x.png"]  # one may be in work
+
+
+def test_a_name_as_long_as_names_can_be(tmp_path):
+    save_picture(Image.new("RGB", (8, 8)), tmp_path / ("x" * 251 + ".png"))
+
+
+def test_a_failure_leaves_the_old_picture(tmp_path, monkeypatch):
+    path = tmp_path / "x.png"
+    save_picture(Image.new("RGB", (8, 8)), path)
+    before = path.read_bytes()
+    monkeypatch.setattr(files.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match=r"x\.png: No space left on device\."):
+        save_picture(Image.new("RGB", (9, 9)), path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["x.png"]
+
+
+# ---------------------------------------------------------------- what a picture says about itself
+
+
+def say(path: Path, text: str) -> Path:
+    chunk = PngImagePlugin.PngInfo()
+    chunk.add_itxt("kleinlite", text)
+    Image.new("RGB", (16, 16)).save(path, pnginfo=chunk)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "{", "5", "null", "[1]", '"x"', "1" * 5000, "\0"],
+)
+def test_damaged_metadata(text, tmp_path):
+    path = say(tmp_path / "x.png", text)
+    for read in (picture_info, read_metadata):
+        with pytest.raises(ValueError, match="damaged"):
+            read(path)
+
+
+values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.dictionaries(st.sampled_from([*MADE, "quantize", "parts", "noise", "x"]), values))
+def test_any_metadata_is_whole_or_refused(tmp_path_factory, said):
+    path = say(tmp_path_factory.getbasetemp() / "said.png", json.dumps(MADE | said))
+    try:
+        made = read_metadata(path)
+    except ValueError as error:
+        assert "said.png" in str(error)
+    else:
+        needed = {**picture_file.REMEMBERED, **({"seed": object} if made.get("noise") is True else {})}
+        assert all(isinstance(made[name], kind) for name, kind in needed.items())
+        assert isinstance(made.get("parts", ""), (str, dict))
+
+
+def test_noise_stands_for_a_seed(tmp_path):
+    said = {name: value for name, value in MADE.items() if name != "seed"}
+    assert read_metadata(say(tmp_path / "x.png", json.dumps(said | {"noise": True})))["noise"] is True
+    for damaged in (said, said | {"noise": 1}, MADE | {"parts": {"vae": 5}}, MADE | {"parts": ["4b"]}):
+        with pytest.raises(ValueError, match="damaged"):
+            read_metadata(say(tmp_path / "x.png", json.dumps(damaged)))
+
+
+def test_a_missing_file_is_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        picture_info(tmp_path / "nowhere.png")
+
+
+def test_every_way_to_save_a_picture_keeps_what_made_it(tmp_path):
+    picture = Klein.from_pretrained()("a red star", steps=1, seed=3, progress=False)
+    made = picture_info(picture)
+    assert made["prompt"] == "a red star"
+    picture.save(tmp_path / "a.png")
+    picture.save(tmp_path / "b", "PNG", optimize=True)
+    save_picture(picture, tmp_path / "c.png")
+    again = pickle.loads(pickle.dumps(picture))
+    again.save(tmp_path / "d.png")
+    for name in ("a.png", "b", "c.png", "d.png"):
+        assert picture_info(tmp_path / name) == made
+        assert open_picture(tmp_path / name).tobytes() == picture.tobytes()
+    picture.save(tmp_path / "e.jpg")
+    picture.save(tmp_path / "f.png", pnginfo=None)  # whoever does not want it says so
+    with pytest.raises(UserError, match="does not say"):
+        picture_info(tmp_path / "f.png")
+
+
+def test_a_picture_names_no_adapter_in_another_folder():
+    said = {"file": "style.safetensors", "scale": 0.5, "sha256": "0" * 64}
+    assert is_lora(said)
+    assert not is_lora(said | {"file": "../style.safetensors"}) and not is_lora(said | {"file": "/etc/passwd"})

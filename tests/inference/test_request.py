@@ -1,0 +1,163 @@
+"""The gate for arguments: what is refused, and with which sentence; nothing is loaded for it, and nothing passes it."""
+
+import math
+import time
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings, strategies as st
+from PIL import Image
+from stand_in_hub import TINY
+
+from kleinlite.inference.request import Request, check_request
+from kleinlite.models.checkpoint import ModelInfo
+from kleinlite.pipeline import Klein
+
+DISTILLED = ModelInfo("nano", True, size=96, max_length=32)
+BASE = ModelInfo("nano-base", False, size=96, max_length=32)
+PICTURE = Image.new("RGB", (64, 64))
+
+
+@pytest.fixture(scope="module")
+def klein() -> Klein:
+    return Klein.from_pretrained(TINY)
+
+
+WRONG = {
+    "prompt": [None, 5, b"a", [], (), ["a", 5], [["a"]], {"a": 1}, {"a"}, "\udcff", ["a", "\ud800"]],
+    "images": [None, 5, "a.png", ["a.png"], [None], {"a": PICTURE}, [[PICTURE]], mx.zeros((64, 64, 3))],
+    "width": ["32", 32.0, math.nan, True, [32], -16, 0, 8, 100, 2**31, 10**30, 10**5000, -(10**5000)],
+    "steps": ["4", 2.5, True, [4], 0, -1, 1001, 10**5000],
+    "guidance": ["4", [4], True, 4.0, math.nan, math.inf, -1, 1e39, 10**400, 2 + 1j],
+    "negative_prompt": [None, 5, ["a"], "\udcff", "blue"],
+    "seed": ["7", 1.5, True, math.nan, ["1"], [1.5], [], [1, 2], -1, 2**64, 10**5000, {1: 2}, {1}, range(10**12)],
+    "noise": ["x", 5, [[1]], PICTURE, {"a": 1}, mx.zeros((1, 4, 127)), mx.zeros((2, 4, 128)), mx.zeros((4, 128))],
+}
+WRONG["noise"] += [mx.zeros((1, 4, 128), dtype=t) for t in (mx.int32, mx.bool_, mx.complex64)]
+WRONG["noise"] += [mx.full((1, 4, 128), value) for value in (math.nan, math.inf, -math.inf)]
+CASES = [(name, value) for name, values in WRONG.items() for value in values]
+
+
+@pytest.mark.parametrize("name, value", CASES, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+def test_wrong_arguments(klein, name, value):
+    arguments = {"prompt": "a", "width": 32, "height": 32, "progress": False} | {name: value}
+    for ask in (klein, klein.stream):
+        with pytest.raises(ValueError) as told:
+            ask(**arguments)
+        sentence = str(told.value)
+        assert sentence[-1] in ".?" and 20 < len(sentence) < 300 and "\n" not in sentence
+    assert klein._model.parts == {}, "nothing is read for it"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": None}, {"name": ""}, {"name": "  "}, {"name": 5}, {"quantize": [4]}, {"quantize": 4.0},
+        {"quantize": "lots"}, {"quantize": 7}, {"quantize": True}, {"dtype": "float32"}, {"dtype": mx.int8},
+        {"dtype": 5}, {"parts": 5}, {"parts": ["4b"]}, {"parts": {"vae": 5}}, {"parts": {"vae": None}},
+        {"loras": 5}, {"loras": "cross"}, {"loras": [5]}, {"loras": [()]}, {"loras": [("cross", 1, 2)]},
+        {"loras": [("cross", "1")]}, {"loras": [("cross", math.nan)]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_arguments_of_from_pretrained(wrong):
+    with pytest.raises(ValueError) as told:
+        Klein.from_pretrained(**{"name": TINY} | wrong)
+    assert str(told.value).endswith(".") and "\n" not in str(told.value)
+
+
+def test_no_parts_are_none():
+    assert Klein.from_pretrained(TINY, parts={}).info.distilled
+
+
+def test_encode_prompt_has_the_same_gate(klein):
+    for prompt in WRONG["prompt"]:
+        with pytest.raises(ValueError, match="prompt"):
+            klein.encode_prompt(prompt)
+
+
+def test_the_sentence_names_the_way_out():
+    for wrong, words in {
+        ("width", 100): "multiple of 16 pixels, 100 is not: try 96",
+        ("width", "32"): "whole number of pixels, not '32'",
+        ("guidance", 1e39): r"from 1 \(none\) to 1000, not 1e\+39: try 4",
+        ("seed", 1.5): "whole number or a list of them, not 1.5",
+        ("noise", mx.zeros((1, 4, 127))): r"\(1, 36, 128\) \(pictures, tokens, channels\), not \(1, 4, 127\)",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            check_request(BASE, "a", dict([wrong]))
+
+
+def test_numbers_of_other_libraries_are_welcome():
+    numpy = pytest.importorskip("numpy")
+    options = {
+        "width": numpy.int64(32), "steps": numpy.uint8(3), "guidance": numpy.float32(2.5), "seed": numpy.int32(7),
+        "noise": numpy.zeros((2, 12, 128), dtype=numpy.float32), "height": 96,
+    }  # fmt: skip
+    request = check_request(BASE, ("a", "b"), options)
+    assert (request.width, request.steps, request.guidance, request.seeds) == (32, 3, 2.5, [7, 8])
+    assert {type(x) for x in (request.width, request.steps, *request.seeds)} == {int}
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2) | st.tuples(inner),
+    max_leaves=5,
+)
+ARGUMENTS = {
+    "width": st.integers(0, 2**40).map(lambda n: 16 * n) | anything,
+    "height": st.none() | anything,
+    "steps": st.none() | st.integers(-5, 2000) | anything,
+    "guidance": st.none() | st.floats() | anything,
+    "negative_prompt": st.text() | anything,
+    "seed": st.none() | st.integers() | st.lists(st.integers(), max_size=3) | anything,
+}
+
+
+@settings(max_examples=400, deadline=1000, derandomize=True)
+@given(
+    st.fixed_dictionaries({"prompt": st.text() | st.lists(st.text(), max_size=3) | anything}, optional=ARGUMENTS),
+    st.sampled_from([DISTILLED, BASE]),
+)
+def test_any_arguments_give_a_request_or_a_sentence(arguments, info):
+    try:
+        request = check_request(info, arguments.pop("prompt"), arguments)
+    except ValueError as error:
+        assert str(error)[-1] in ".?" and len(str(error)) < 400
+        return
+    assert isinstance(request, Request) and len(request.prompts) == len(request.seeds) > 0
+    assert request.width % 16 == request.height % 16 == 0 < min(request.grid)
+    assert 1 <= request.steps <= 1000 and 1 <= request.guidance <= 1000
+    assert all(0 <= seed < 2**64 for seed in request.seeds)
+    for text in (*request.prompts, request.negative_prompt):
+        text.encode()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"width": 32_768, "height": 32_768},
+        {"width": 100_000, "height": 100_000},
+        {"width": 1_600_000_000, "height": 16},
+        {"width": 1_600_000, "height": 1_600_000},
+        {"width": 2**31 - 16, "height": 2**31 - 16},
+        {"prompt": ["a"] * 10**6},
+        {"prompt": ["a"] * 10**6, "images": [PICTURE] * 10},
+    ],
+    ids=lambda how: ", ".join(f"{k}={str(v)[:12]}" for k, v in how.items()),
+)
+def test_what_cannot_fit_is_refused_at_once(klein, how):
+    """Before noise, references or anything else of that size is made."""
+    mx.reset_peak_memory()
+    before, start = mx.get_active_memory(), time.process_time()
+    with pytest.raises(MemoryError, match=r"takes [\d.]+ GB of memory, and the machine has"):
+        klein(**{"prompt": "a", "width": 1024, "height": 1024, "progress": False} | how)
+    assert time.process_time() - start < 1  # what the processor did; others may be busy
+    assert mx.get_peak_memory() - before < 10**6 and klein._model.parts == {}
+
+
+def test_an_option_that_there_is_not_is_named(klein):
+    with pytest.raises(TypeError, match="no option 'num_inference_steps': say steps"):
+        klein("a", num_inference_steps=4)
+    with pytest.raises(TypeError, match="no option 'colour'. There are images"):
+        klein("a", colour="red")

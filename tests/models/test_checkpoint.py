@@ -1,0 +1,139 @@
+"""From a name to loaded parts: what files say decides, each file is read once, each tensor matched once."""
+
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from stand_in_hub import TINY
+
+from kleinlite.models import checkpoint as checkpoints, files
+from kleinlite.models.checkpoint import open_checkpoint, resolve_model
+from kleinlite.pipeline import Klein
+
+NANO = resolve_model("nano")
+IO = Path("/proc/self/io")
+
+
+def copy_tiny(folder: Path) -> Path:
+    return Path(shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("base", "expected*")))
+
+
+def open_tiny(path: Path, **more: object) -> checkpoints.Checkpoint:
+    return open_checkpoint(path, dtype=mx.float32, **more)
+
+
+# ---------------------------------------------------------------- what files say decides
+
+
+@pytest.mark.parametrize("name", ["my-kv-test", "klein-base-9b-kv", "base", "flux-2-klein-4b-kv"])
+def test_the_name_of_a_folder_says_nothing(tmp_path, capsys, name):
+    folder = copy_tiny(tmp_path / name)
+    assert open_tiny(folder).info == checkpoints.replace(open_tiny(TINY).info, name=str(folder))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "name, distilled, kv, told",
+    [
+        ("flux-2-klein-9b-kv-fp8", True, True, "distilled and for cached references"),
+        ("flux-2-klein-base-4b", False, False, "a base model"),
+        ("mine", True, False, None),
+    ],
+)
+def test_the_name_of_a_single_file_is_all_there_is(tmp_path, capsys, name, distilled, kv, told):
+    """Its header says neither, so its name does, and stderr says that it did, once."""
+    shutil.copyfile(own_names(tmp_path / "x.safetensors"), tmp_path / f"{name}.safetensors")
+    checkpoints.say_once.cache_clear()
+    infos = [open_tiny(tmp_path / f"{name}.safetensors", parts=TINY).info for _ in range(2)]
+    assert [(info.distilled, info.kv) for info in infos] == [(distilled, kv)] * 2
+    expected = f"kleinlite: {name}.safetensors is taken for {told}, by its name.\n" if told else ""
+    assert capsys.readouterr().err == expected
+
+
+def own_names(path: Path) -> Path:
+    """tiny's transformer as a single file."""
+    weights = open_tiny(TINY).weights("transformer")
+    mx.save_safetensors(str(path), {name: mx.contiguous(w) for name, w in weights.items()})
+    return path
+
+
+def test_an_index_says_which_parts_are_shared(tmp_path):
+    """The folder's name does not: nano-base may be copied under any name, but not without the line."""
+    shutil.copytree(NANO, tmp_path / "m", ignore=shutil.ignore_patterns("base", "loras"))
+    for name in ("base", "other"):
+        folder = Path(shutil.copytree(NANO / "base", tmp_path / "m" / name))
+        assert open_tiny(folder).files["text_encoder"].path == tmp_path / "m" / "text_encoder"
+        index = json.loads((folder / "model_index.json").read_text())
+        (folder / "model_index.json").write_text(json.dumps(index | {"shares": "../.."}))
+        with pytest.raises(ValueError, match='only ".." can be shared'):
+            open_tiny(folder)
+        del index["shares"]
+        (folder / "model_index.json").write_text(json.dumps(index))
+        with pytest.raises(FileNotFoundError, match="text_encoder/config.json is missing"):
+            open_tiny(folder)
+
+
+@pytest.mark.parametrize("name", ["Nano", "NANO-BASE"])
+def test_bundled_models_in_any_case(name):
+    assert open_tiny(name).info.distilled == (name == "Nano")
+
+
+def test_a_part_by_either_name():
+    by_folder, by_part = (open_tiny(TINY, parts={name: TINY / "vae"}) for name in ("vae", "autoencoder"))
+    assert by_folder.configs == by_part.configs and by_folder.chosen == {"vae": str(TINY / "vae")}
+
+
+# ---------------------------------------------------------------- once
+
+
+def bytes_read() -> int:
+    return int(IO.read_text().split("rchar:")[1].split()[0])
+
+
+@pytest.mark.skipif(not IO.exists(), reason="only Linux counts")
+def test_a_picture_reads_nanos_files_once(monkeypatch):
+    """18 MB; 120 when each file was checked eight times."""
+    checked: list[Path] = []
+    check = files.check_weights_file
+    monkeypatch.setattr(files, "check_weights_file", lambda path: (checked.append(path), check(path)))
+    Klein.from_pretrained("nano")("a red circle", seed=7, progress=False)  # imports are read, too
+    wanted = sorted(checked)
+    checked.clear()
+    before = bytes_read()
+    Klein.from_pretrained("nano")("a blue square", seed=7, progress=False)
+    size = sum(path.stat().st_size for path in {*wanted, NANO / "tokenizer" / "tokenizer.json"})
+    assert sorted(checked) == wanted == sorted(set(wanted)) and len(wanted) == 3
+    assert 17e6 < size < 19e6
+    assert 0.8 * size < bytes_read() - before < 1.02 * size  # a part of the autoencoder only encodes
+
+
+def test_tensors_are_matched_once(monkeypatch):
+    counts: list[str] = []
+    match = checkpoints.match_weights
+    monkeypatch.setattr(
+        checkpoints,
+        "match_weights",
+        lambda module, *more: (counts.append(type(module).__name__), match(module, *more))[1],
+    )
+    checkpoint = open_tiny("nano")
+    assert checkpoint.bits == (32, 32) and checkpoint.weights("transformer")
+    first = checkpoint.load_transformer(), checkpoint.load_text_encoder(), checkpoint.load_autoencoder()
+    assert sorted(counts) == ["Autoencoder", "TextEncoder", "Transformer"]
+    again = checkpoint.load_transformer()  # as after a release
+    assert again is not first[0] and len(counts) == 4
+    for (name, w), (_, other) in zip(tree_flatten(again.parameters()), tree_flatten(first[0].parameters())):
+        assert mx.array_equal(w, other), name
+
+
+def test_what_was_loaded_is_not_kept():
+    """Or a released transformer would stay in memory."""
+    checkpoint = open_tiny("nano")
+    before = mx.get_active_memory()
+    module = checkpoint.load_transformer()
+    mx.eval(module.parameters())
+    assert mx.get_active_memory() - before > 20e6
+    del module
+    assert mx.get_active_memory() - before < 1e6

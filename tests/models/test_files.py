@@ -1,0 +1,311 @@
+"""Weight files: what the safetensors library refuses is refused in a sentence, and so is what lies elsewhere."""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from damage import damage_header, one_sentence, weights_are_read_as_written_or_refused
+from stand_in_hub import TINY
+
+from kleinlite.errors import UserError
+from kleinlite.models.checkpoint import open_checkpoint
+from kleinlite.models.export import quantize_model
+from kleinlite.models.files import load_arrays, open_weights
+
+VAE = "vae/diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return Path(shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("base")))
+
+
+@pytest.fixture
+def told(model):
+    """told(words): the sentence with which the model is refused has these words."""
+
+    def call(*words: str):
+        with pytest.raises((ValueError, OSError)) as refusal:
+            open_checkpoint(model, dtype=mx.float32)
+        assert one_sentence(refusal.value), refusal.value
+        assert all(word in str(refusal.value) for word in words), refusal.value
+
+    return call
+
+
+def test_thousands_of_damaged_headers(tmp_path):
+    rng, path = random.Random(7), tmp_path / "x.safetensors"
+    arrays = {"a.weight": mx.arange(12.0).reshape(3, 4), "b": mx.arange(6, dtype=mx.uint8), "c": mx.array(2.0)}
+    mx.save_safetensors(str(path), arrays, {"format": "pt"})
+    data, read = path.read_bytes(), 0
+    for _ in range(2500):
+        path.write_bytes(damage_header(data, rng))
+        read += weights_are_read_as_written_or_refused(path)
+    assert 100 < read < 1500
+
+
+def test_a_header_that_is_one_byte_short(model, told):
+    """Every weight would be shifted by a byte."""
+    path = model / "transformer/diffusion_pytorch_model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    data = (length + 1).to_bytes(8, "little") + data[8 : 8 + length] + b" " + data[8 + length :]
+    path.write_bytes(length.to_bytes(8, "little") + data[8:])
+    told(str(path), "damaged", "not fully covered")
+
+
+@pytest.mark.parametrize(
+    "where", ["../../outside.safetensors", "/etc/passwd", "..\\x.safetensors", ".", "", "x.bin", 7, ["x"]]
+)
+def test_shards_are_plain_names(model, told, where):
+    shutil.copy(model / VAE, model.parent / "outside.safetensors")
+    (model / f"{VAE}.index.json").write_text(json.dumps({"weight_map": {"a": where}}))
+    told("index.json names no files beside it")
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, "x", 1])
+def test_an_index_of_another_shape(model, told, weight_map):
+    (model / f"{VAE}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    told("index.json names no files beside it")
+
+
+def test_no_links_out_of_the_folder(model, told, tmp_path):
+    outside = (model / VAE).rename(tmp_path / "outside.safetensors")
+    (model / VAE).symlink_to(outside)
+    told(VAE, "a link to a file outside of the folder")
+    outside.rename(model / "vae" / "inside.bin")
+    (model / VAE).unlink()
+    (model / VAE).symlink_to("inside.bin")
+    assert open_checkpoint(model, dtype=mx.float32)
+
+
+def test_the_hub_caches_own_links_are_followed(model, tmp_path):
+    """A name in a snapshot is a link into the store of its repository, or of the cache."""
+    snapshot = tmp_path / "hub/models--a--b/snapshots/0123"
+    snapshot.parent.mkdir(parents=True)
+    model.rename(snapshot)
+    for place in ("../../../blobs", "../../../../blobs"):
+        (snapshot / "vae" / place).mkdir()
+        (snapshot / VAE).rename(snapshot / "vae" / place / "abc")
+        (snapshot / VAE).symlink_to(f"{place}/abc")
+        assert open_checkpoint(snapshot, dtype=mx.float32)
+        blob = (snapshot / VAE).resolve()
+        (snapshot / VAE).unlink()
+        blob.rename(snapshot / VAE)
+
+
+def test_a_link_that_leads_nowhere(model, told):
+    (model / VAE).unlink()
+    (model / VAE).symlink_to("nowhere")
+    told(VAE, "missing")
+
+
+@pytest.mark.parametrize("file", ["vae/config.json", "model_index.json", "tokenizer/tokenizer.json", VAE])
+def test_pipes_and_devices(model, told, file):
+    (model / file).unlink()
+    os.mkfifo(model / file)
+    told("missing" if file == VAE else "is not a file")
+    (model / file).unlink()
+    (model / file).symlink_to("/dev/zero")
+    told("missing" if file == VAE else "is not a file")
+
+
+def test_a_copy_takes_only_what_lies_there(model, tmp_path):
+    """People publish it."""
+    (tmp_path / "secret.txt").write_text("mine")
+    (model / "tokenizer" / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    (model / "tokenizer" / "id_rsa").write_text("mine")
+    quantize_model(model, tmp_path / "copy", 8, progress=False)
+    names = {path.name for path in (tmp_path / "copy" / "tokenizer").iterdir()}
+    assert names == {path.name for path in (TINY / "tokenizer").iterdir()}
+
+
+def test_words_of_a_file_are_escaped(tmp_path):
+    text = json.dumps({"\x1b[2Jx": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(9))
+    with pytest.raises(ValueError) as refusal:
+        load_arrays(tmp_path / "x.safetensors")
+    assert one_sentence(refusal.value)
+
+
+# ---------------------------------------------------------------- packed matrices
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory) -> dict[int | str, Path]:
+    """nano in four packings."""
+    folder = tmp_path_factory.mktemp("copies")
+    for mode in (4, "mxfp4", "mxfp8", "nvfp4"):
+        quantize_model("nano", folder / str(mode), mode, progress=False)
+    return {mode: folder / str(mode) for mode in (4, "mxfp4", "mxfp8", "nvfp4")}
+
+
+def without(arrays: dict, name: str) -> dict:
+    return {key: w for key, w in arrays.items() if key != name}
+
+
+def other_tensor(arrays: dict, name: str, change: Callable[[mx.array], mx.array]) -> dict:
+    return arrays | {name: mx.contiguous(change(arrays[name]))}
+
+
+ANY = (4, "mxfp4", "mxfp8", "nvfp4")
+PACKED = [  # packings, the tensor that is wrong, what it is in place of a part's tensors, what is said of it
+    (ANY, "weight", lambda w: w.reshape(-1), "codes"),
+    (ANY, "weight", lambda w: w[None], "codes"),
+    (ANY, "weight", lambda w: w[0, 0], "codes"),
+    (ANY, "weight", lambda w: w.astype(mx.int32), "codes"),
+    (ANY, "weight", lambda w: w[:0], "codes"),
+    (ANY, "scales", lambda w: w[:, :-1], "scales"),
+    (ANY, "scales", lambda w: w[:-1], "scales"),
+    (ANY, "scales", lambda w: mx.concatenate([w, w], axis=1), "scales"),
+    (ANY, "scales", lambda w: w[0, 0], "scales"),
+    (ANY, "scales", lambda w: w.astype(mx.int32), "scales"),
+    ((4,), "scales", lambda w: w.astype(mx.uint8), "scales"),
+    (ANY[1:], "scales", lambda w: w.astype(mx.float32), "scales"),
+    ((4,), "biases", lambda w: w[:, :-1], "biases"),
+    ((4,), "biases", lambda w: w.astype(mx.int32), "biases"),
+    ((4,), "biases", None, "biases"),
+    (("nvfp4",), "global_scale", lambda w: w[0], "global_scale"),
+    (("nvfp4",), "global_scale", lambda w: w.astype(mx.int32), "global_scale"),
+    (("nvfp4",), "global_scale", None, "global_scale"),
+]
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder"])
+@pytest.mark.parametrize("mode, kind, change, what", [(mode, *case) for modes, *case in PACKED for mode in modes])
+def test_packed_matrices_of_the_wrong_form(copies, model, tmp_path, part, mode, kind, change, what):
+    """Type, shape, and what must be there: what belongs to a matrix is judged before it is read."""
+    spoil(copies[mode], tmp_path / "q", part, lambda arrays, layer: (
+        other_tensor(arrays, f"{layer}.{kind}", change) if change else without(arrays, f"{layer}.{kind}")
+    ))  # fmt: skip
+    is_refused(tmp_path / "q", f"is packed, and its {what} do not fit")
+
+
+def spoil(source: Path, folder: Path, part: str, change: Callable[[dict, str], dict]) -> None:
+    """A copy of a model, of which one matrix has other tensors. change: all tensors and the matrix → all tensors."""
+    shutil.copytree(source, folder)
+    [path] = open_weights(folder / part).files
+    arrays = mx.load(str(path))
+    mx.eval(arrays)
+    layer = next(name for name in sorted(arrays) if name.endswith(".scales")).removesuffix(".scales")
+    mx.save_safetensors(str(path), change(arrays, layer), {"format": "mlx"})
+
+
+def is_refused(folder: Path, *words: str) -> None:
+    with pytest.raises(UserError) as error:
+        open_checkpoint(folder, dtype=mx.float32)
+    said = str(error.value)
+    assert one_sentence(error.value) and len(said) < 300 and all(word in said for word in words), said
+
+
+@pytest.mark.parametrize(
+    "mode, kind", [("mxfp4", "biases"), ("mxfp8", "global_scale"), ("nvfp4", "biases"), (4, "global_scale")]
+)
+def test_packed_matrices_with_a_tensor_too_many(copies, tmp_path, mode, kind):
+    add = lambda arrays, layer: arrays | {f"{layer}.{kind}": arrays[f"{layer}.scales"].astype(mx.float32)}
+    spoil(copies[mode], tmp_path / "q", "transformer", add)
+    is_refused(tmp_path / "q", f"is packed, and its {kind} do not fit")
+
+
+def test_nvfp4_of_mlxs_own_tools_has_one_scale(copies, tmp_path):
+    """No matrix of such a file has a second one."""
+    shutil.copytree(copies["nvfp4"], tmp_path / "q")
+    for part in ("transformer", "text_encoder"):
+        [path] = open_weights(tmp_path / "q" / part).files
+        arrays = mx.load(str(path))
+        mx.eval(arrays)
+        arrays = {name: w for name, w in arrays.items() if not name.endswith("global_scale")}
+        mx.save_safetensors(str(path), arrays, {"format": "mlx"})
+    assert open_checkpoint(tmp_path / "q", dtype=mx.float32)
+
+
+# ---------------------------------------------------------------- what a network's numbers are
+
+
+@pytest.mark.parametrize("part", ["transformer", "vae", "text_encoder"])
+@pytest.mark.parametrize("dtype", [mx.int32, mx.uint32, mx.complex64, mx.bool_])
+def test_whole_and_complex_numbers_are_no_weights(model, part, dtype):
+    [path] = open_weights(model / part).files
+    arrays = mx.load(str(path))
+    mx.eval(arrays)
+    name = next(name for name in sorted(arrays) if name.endswith(".weight") and arrays[name].ndim == 1)
+    mx.save_safetensors(str(path), arrays | {name: arrays[name].astype(dtype)})
+    is_refused(model, "should have real numbers")
+
+
+def test_fp8_in_an_autoencoder_is_refused(model):
+    """Nobody writes it; taken for whole numbers, its codes would be other weights."""
+    [path] = open_weights(model / "vae").files
+    arrays = mx.load(str(path))
+    mx.eval(arrays)
+    name = next(name for name in sorted(arrays) if name.endswith(".weight") and arrays[name].ndim == 1)
+    mx.save_safetensors(str(path), arrays | {name: mx.to_fp8(arrays[name])})
+    is_refused(model, "is of the type uint8")
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder"])
+def test_a_norm_in_fp8_is_decoded(model, part):
+    """Files that were cast as a whole have them."""
+    [path] = open_weights(model / part).files
+    arrays = mx.load(str(path))
+    mx.eval(arrays)
+    name = next(name for name in sorted(arrays) if name.endswith(".weight") and arrays[name].ndim == 1)
+    cast = mx.to_fp8(arrays[name].astype(mx.float32))
+    rounded = mx.from_fp8(cast, mx.float32)
+    scaled = {name: cast, name.replace(".weight", ".weight_scale"): mx.array(2.0)}
+    for change, expected in (({name: cast}, rounded), (scaled, 2 * rounded)):
+        mx.save_safetensors(str(path), arrays | change)
+        weights = open_checkpoint(model, dtype=mx.float32).weights(part)
+        assert any(isinstance(w, mx.array) and w.shape == expected.shape and mx.array_equal(w, expected)
+                   for w in weights.values())  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, size", [("F64", 8), ("F8_E5M2", 1), ("F8_E8M0", 1)])
+def test_types_that_mlx_does_not_know(model, kind, size):
+    [path] = open_weights(model / "transformer").files
+    path.write_bytes(raw_file({"x": (kind, 3 * size)}))
+    is_refused(model, f"tensors of the type {kind}, which MLX cannot read")
+
+
+def raw_file(tensors: dict[str, tuple[str, int]]) -> bytes:
+    """A safetensors file with three numbers in each tensor. tensors: name → type and bytes."""
+    header = {}
+    end = 0
+    for name, (kind, size) in tensors.items():
+        header[name] = {"dtype": kind, "shape": [3], "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(end)
+
+
+@pytest.mark.parametrize("name", ["a" * 240_000, "a\nb", "\x1b[2J.weight"])
+def test_tensors_with_names_that_no_model_has(model, name):
+    [path] = open_weights(model / "transformer").files
+    path.write_bytes(raw_file({name: ("F32", 12)}))
+    is_refused(model, "names that no model has")
+
+
+def test_the_words_of_parts_are_cut(model):
+    with pytest.raises(ValueError, match="parts names") as error:
+        open_checkpoint(model, dtype=mx.float32, parts={f"{i}" * 1000: "nano" for i in range(1000)})
+    assert len(str(error.value)) < 300
+
+
+def test_a_single_file_is_read_by_its_content(tmp_path):
+    """A file of the hub's store has no ending."""
+    [path] = open_weights(Path(open_checkpoint("nano", dtype=mx.float32).folder) / "transformer").files
+    for name in ("transformer", "transformer.bin"):
+        shutil.copy(path, tmp_path / name)
+        assert set(load_arrays(tmp_path / name)) == set(load_arrays(path))
+
+
+def test_a_path_that_is_no_utf8(tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.safetensors"))
+    path.write_bytes(raw_file({"x": ("F32", 12)}))
+    with pytest.raises(ValueError, match="MLX cannot read"):
+        load_arrays(path)

@@ -1,0 +1,84 @@
+"""The models that have a name: their numbers against the networks, and against each other."""
+
+import pytest
+from mlx.utils import tree_flatten
+
+from kleinlite.flux3 import Flux3Config, Flux3Transformer
+from kleinlite.models.configs import RELEASED_CONFIGS
+from kleinlite.models.families import network_of
+from kleinlite.models.registry import BUNDLED, MODELS, find_bundled, find_released
+from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
+from kleinlite.transformer import Transformer, TransformerConfig
+from kleinlite.z_image import ZImageConfig, ZImageTransformer
+
+
+def test_the_parameters_are_those_of_our_modules():
+    def size(module):  # nothing is computed, so 34 GB stay imaginary
+        return sum(w.size for _, w in tree_flatten(module.parameters()))
+
+    small = size(Transformer(TransformerConfig())), size(TextEncoder(TextEncoderConfig()))
+    cfg = TransformerConfig(double_blocks=8, single_blocks=24, heads=32, d_text=12288)
+    large = size(Transformer(cfg)), size(TextEncoder(TextEncoderConfig(d=4096, d_mlp=12288, tied=False)))
+    sizes = {"z-image-turbo": (size(ZImageTransformer(ZImageConfig())), small[1])}
+    reader = small[1] + 415_347_712  # and its half for pictures
+    sizes |= {"flux3": (size(Flux3Transformer(Flux3Config())), reader)}
+    sizes |= {"flux3-base": (size(Flux3Transformer(Flux3Config(flow_map=False))), reader)}
+    for name, model in MODELS.items():
+        expected = sizes.get(name, small if "4b" in name else large)
+        assert (model.size.transformer_parameters, model.size.text_encoder_parameters) == expected, name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_fit_the_parameters(name):
+    model = MODELS[name]
+    bits = 8 * model.transformer_bytes / model.size.transformer_parameters
+    assert (
+        bits == pytest.approx(32 if name == "z-image-turbo" else 16, abs=1e-3)
+        or ("fp8" in name and 8 < bits < 8.7)
+        or ("nvfp4" in name and 4.5 < bits < 5.2)
+    )
+    assert ("fp" in name) == (bits < 10) == bool(model.parts_from)
+    others = model.size.other_bytes - 2 * model.size.text_encoder_parameters
+    low, high = (340e6, 345e6) if "flux3" in name else (180e6, 190e6)  # FLUX.3's autoencoder is in float32
+    assert low < others < high  # the autoencoder, the tokenizer, and headers
+
+
+def test_names_and_licences():
+    assert set(BUNDLED).isdisjoint(MODELS) and len({model.repo for model in MODELS.values()}) == len(MODELS) == 17
+    sister = MODELS["z-image-turbo"]
+    assert (sister.repo, sister.size.license) == ("Tongyi-MAI/Z-Image-Turbo", "Apache-2.0") and not sister.size.gated
+    for name, model in MODELS.items():
+        if name in ("flux3", "flux3-base"):
+            assert model.repo == f"black-forest-labs/flux-3-image-klein{name.removeprefix('flux3')}"
+            assert model.size.license == "FLUX Kommunity License" and model.size.gated
+            assert model.distilled == (name == "flux3") and not model.parts_from
+            continue
+        if model is sister:
+            continue
+        small, base = "4b" in name, name.startswith("base-")
+        assert model.repo.lower() == f"black-forest-labs/flux.2-klein-{name}"
+        assert model.distilled != base and model.size.gated != small
+        assert model.size.license == ("Apache-2.0" if small else "FLUX Non-Commercial")
+        if model.parts_from:
+            assert name.startswith(f"{model.parts_from}-") and not MODELS[model.parts_from].parts_from
+            assert model.file == f"flux-2-klein-{name}.safetensors"
+        else:
+            assert model.file == ""
+
+
+def test_every_size_has_its_configs():
+    assert {model.size.name for model in MODELS.values()} == set(RELEASED_CONFIGS)
+    for model in MODELS.values():
+        configs = RELEASED_CONFIGS[model.size.name]
+        assert network_of(configs.transformer) in (Transformer, ZImageTransformer, Flux3Transformer)
+
+
+def test_names_in_any_case():
+    assert find_bundled("Nano-Base") == BUNDLED["nano-base"] and find_bundled("nanobase") is None
+    assert find_released("4B") is MODELS["4b"] and find_released("nano") is None
+
+
+def test_bytes_are_those_of_a_table_of_files():
+    four = MODELS["4b"].size.files
+    assert four["text_encoder/model-00002-of-00002.safetensors"] == 3_077_766_632 and len(four) == 10
+    assert MODELS["4b"].download_bytes == 7_751_109_744 + sum(four.values())

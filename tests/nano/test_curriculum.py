@@ -1,0 +1,39 @@
+"""Lessons hold nothing that is held out, and are what they say."""
+
+import random
+
+import mlx.core as mx
+from small_nano import small_world  # noqa: F401, a fixture
+
+from kleinlite.nano.curriculum import SEGMENTS, TURNS, make_lessons
+from kleinlite.scenes import edit_held_out, held_out, instruction, scene_held_out
+
+
+def test_nothing_held_out_is_in_the_lessons():
+    lessons = make_lessons(pictures=300, edits=300, families=6)
+    assert not any(map(scene_held_out, lessons.scenes))
+    assert not any(held_out(text) for lesson in lessons.pictures for text in lesson.texts if text)
+    for lesson in (*lessons.edits, *lessons.pairs, *lessons.adds):
+        assert not edit_held_out(lessons.scenes[lesson.references[0]], lesson.texts[0])
+    assert any(thing.kind == "boat" for scene in lessons.scenes for thing in scene.things)
+
+
+def test_twins_are_two_edits_of_one_scene_one_for_each_thing():
+    lessons = make_lessons(pictures=10, edits=10, families=6)
+    assert lessons.twins and lessons.adds
+    for both in lessons.twins:
+        for thing, edits in zip((1, 0), both):  # the first list changes the first thing and keeps the second
+            for lesson in edits:
+                before, after = lessons.scenes[lesson.references[0]], lessons.scenes[lesson.target]
+                assert instruction(before, after) == lesson.texts[0] and before.things[thing] in after.things
+
+
+def test_a_batch_is_of_the_kind_that_its_step_says(world):
+    data = world[-1]
+    for step, kind in enumerate(TURNS):
+        clean, references, ids, mask, _ = data(step)
+        assert references.shape[1] == {"pictures": 0, "pairs": 72}.get(kind, 36) and len(ids) == len(clean)
+        if kind == "idle":
+            assert mx.array_equal(clean, references)
+    assert {data.student_batch(step)[-1] for step in range(7)} == set(SEGMENTS) == {0, 1, 2, 3}
+    assert [lesson.texts for lesson in data.choose(1, random.Random(1))]

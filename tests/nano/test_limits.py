@@ -1,0 +1,59 @@
+"""What nano says of requests that it never learned."""
+
+import random
+
+import pytest
+
+from kleinlite.nano.limits import NOT_BEHIND, THING_WORDS, THINGS, WORDS, describe_limits, split_words
+from kleinlite.nano.stages import DRAWS
+from kleinlite.nano.synonyms import idle_instruction, reword
+from kleinlite.scenes import captions, sample, sample_edit, sample_one, sample_row
+
+GRAMMAR = {text for seed in range(500) for text in (
+    *captions(sample(seed)), *captions(sample_one(seed)), *captions(sample_row(seed)), sample_edit(seed)[1],
+)}  # fmt: skip
+RNG = random.Random(0)
+GRAMMAR |= {idle_instruction(RNG, sample(seed)) for seed in range(300)}
+REWORDED = {reword(RNG, text) for text in sorted(GRAMMAR) for _ in range(3)}
+
+
+def limits(prompt: str, width: int = 96, height: int = 96, model: str = "nano") -> str:
+    return describe_limits(model, 96, prompt, width, height)
+
+
+def test_nothing_is_said_of_what_nano_learned():
+    assert {text for text in GRAMMAR if limits(text)} == set()
+    assert {text for text in REWORDED if limits(text)} == set()
+    assert limits("") == limits("Red CIRCLE!!!") == ""
+
+
+def test_every_word_is_said_by_the_grammar():
+    assert {word for text in GRAMMAR | REWORDED for word in split_words(text)} == WORDS
+    assert WORDS > THING_WORDS | NOT_BEHIND
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ("a cat", '"cat"'),
+        ("a cat on a cat, and a Dog", '"cat", "dog"'),
+        ("ein roter Stern auf blauem Grund", '"ein", "roter", "stern", 3 more words'),
+        ("a pink heart on a black background", "a black background"),
+        ("a red star and a blue star and a green star and a house", "more than 3 things"),
+    ],
+)
+def test_what_is_unknown_is_named(prompt, told):
+    assert limits(prompt) == f"nano never learned {told}: it draws {DRAWS}."
+
+
+def test_other_sizes():
+    assert limits("a red star", 128, 96) == f"nano never learned another size than 96×96: it draws {DRAWS}."
+    assert '"cat", another size' in limits("a cat", 96, 112, model="nano-base")
+
+
+def test_other_models_are_left_alone():
+    assert limits("a cat", 512, 512, model="4b") == limits("a cat", model="/home/me/my-nano") == ""
+
+
+def test_what_it_draws_names_every_thing():
+    assert all(f"{thing}s" in DRAWS for thing in THINGS)

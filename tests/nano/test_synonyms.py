@@ -1,0 +1,45 @@
+"""Other words for the same scene, and what is held out."""
+
+import random
+
+from kleinlite.nano.synonyms import SYNONYMS, WORDS, idle_instruction, reword
+from kleinlite.scenes import captions, sample, sample_one, sample_row
+
+SCENES = [sample(seed) for seed in range(300)]
+
+
+def test_rewording_keeps_what_is_said():
+    """Synonyms put back, no article, no capital: what is left is the sentence."""
+    rng, changed = random.Random(0), 0
+    for scene in SCENES[:150]:
+        for caption in captions(scene):
+            said = reword(rng, caption)
+            changed += said != caption
+            assert len(said.split()) <= WORDS
+            colours = [thing.colour for thing in scene.things if f"{thing.colour} {thing.kind}" in caption]
+            for colour in colours:
+                assert any(word in said.lower() for word in (colour, *SYNONYMS.get(colour, ()))), (caption, said)
+    assert changed > 200
+
+
+def test_articles_suit_the_word_that_follows():
+    rng = random.Random(1)
+    for _ in range(400):
+        said = f" {reword(rng, 'an orange circle above a red square')} ".lower()
+        assert " a orange" not in said and " a amber" not in said and " an crimson" not in said
+
+
+def test_an_idle_instruction_names_what_is_not_there():
+    rng = random.Random(2)
+    for scene in SCENES:
+        words = idle_instruction(rng, scene).split()
+        assert words[0] in ("remove", "make", "turn") and words[2] not in {thing.kind for thing in scene.things}
+
+
+def test_rows_and_single_shapes_say_what_they_hold():
+    for seed in range(60):
+        row, one = sample_row(seed), sample_one(seed)
+        assert len(row.things) in (2, 3) and len(one.things) == 1
+        same = len({(t.kind, t.colour) for t in row.things}) == 1
+        assert same == captions(row)[1].startswith(("two", "three"))
+        assert all(t.kind in captions(row)[-1] for t in row.things)

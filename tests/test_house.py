@@ -1,0 +1,123 @@
+"""The rules of the house that no linter knows: what is public, what an import may do, how a line is written."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from kleinlite import Klein
+from kleinlite.sampling import euler
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "kleinlite"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+CONTRACT = {
+    "from_pretrained", "stream", "encode_prompt", "autoencoder", "transformer", "text_encoder", "tokenizer", "info",
+    "loras", "plan_memory", "release",
+}  # fmt: skip
+
+
+def test_the_public_names_of_klein_are_the_contract():
+    assert {name for name in dir(Klein) if not name.startswith("_")} == CONTRACT
+    assert Klein.__mro__ == (Klein, object), "the call is read in one class"
+    assert Path(inspect.getsourcefile(Klein)).name == "pipeline.py"
+
+
+ALONE = """
+import importlib, os, sys
+import mlx.core, mlx.nn, numpy, PIL.Image  # what all of them need, once
+
+for name in sys.argv[1:]:
+    child = os.fork()  # each begins where nothing of the package is loaded
+    if child == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            os._exit(1)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fresh start for each module is a fork")
+def test_each_module_imports_alone():
+    """No circle that only another order of imports hides."""
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES if path.name != "__main__.py"]
+    names = [name.removesuffix(".__init__") for name in names]
+    done = subprocess.run([sys.executable, "-c", ALONE, *names], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert (done.stdout, done.returncode) == ("", 0), done.stderr
+
+
+def test_an_import_changes_nothing_of_its_process():
+    """No variable, no library of matrix products, no seed: what a host had set is as it was."""
+    code = """
+import os, sys
+import mlx.core as mx
+mx.random.seed(3); first = mx.random.normal((2,)).tolist(); mx.random.seed(3)
+before = dict(os.environ)
+import kleinlite, kleinlite.pipeline, kleinlite.scenes
+maps = open("/proc/self/maps").read() if os.path.exists("/proc/self/maps") else ""
+print(dict(os.environ) == before, mx.random.normal((2,)).tolist() == first, "scipy_openblas" in maps)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout.split() == ["True", "True", "False"], done.stderr
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_one_assignment_a_line(path):
+    """`a, b = x, y` hides two; a tuple on the left is for a tuple that comes from the right. An exchange may stand."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+            continue
+        left = node.targets[0]
+        if isinstance(left, ast.Tuple) and not any(isinstance(part, ast.Starred) for part in node.value.elts):
+            targets = {ast.unparse(part) for part in left.elts}
+            read = {
+                ast.unparse(part) for value in node.value.elts for part in ast.walk(value) if isinstance(part, ast.expr)
+            }
+            assert targets & read, f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_chapter_knows_the_machine():
+    for path in PACKAGE.glob("*.py"):
+        text = path.read_text("utf-8")
+        assert "Promoted from notebooks/" not in text or "from .cpu" not in text, path.name
+
+
+def test_the_field_may_be_one_graph(monkeypatch):
+    """On a GPU the field is compiled: the same picture, and one trace for all steps. Tried here on the CPU."""
+    klein = Klein.from_pretrained()
+    plain = klein("a red star", seed=3, progress=False)
+    traces = []
+    original = mx.compile
+
+    def compile_and_count(function):
+        def counted(*arguments):
+            traces.append(1)
+            return function(*arguments)
+
+        return original(counted)
+
+    class Gpu:
+        def __eq__(self, other):
+            return False
+
+    from kleinlite import pipeline
+
+    monkeypatch.setattr(pipeline.mx, "compile", compile_and_count)
+    request = pipeline.prepare_request(klein.info, "a red star", {"seed": 3})
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline.mx, "default_device", lambda: Gpu())
+        velocity = klein._velocity_field(request)
+    x = pipeline.noise(3, 36)
+    *_, last = euler(velocity, x, klein.info.family.schedule(4, 36))
+    compiled = pipeline.to_images(klein.autoencoder.decode(last.latents.reshape(1, 6, 6, 128)))[0]
+    assert len(traces) == 1
+    difference = mx.abs(pipeline.to_pixels(plain) - pipeline.to_pixels(compiled)).max().item()
+    assert difference * 127.5 <= 1

@@ -1,0 +1,41 @@
+"""Looking inside while a model draws: the recorded attention, and that recording changes nothing."""
+
+import mlx.core as mx
+import pytest
+
+from kleinlite import transformer
+from kleinlite.inside import record_attention
+from kleinlite.pipeline import Klein
+
+PROMPT = "a red circle above a blue square"
+
+
+@pytest.fixture(scope="module")
+def klein() -> Klein:
+    return Klein.from_pretrained("nano")
+
+
+def test_the_picture_is_that_of_a_call(klein):
+    steps, maps = record_attention(klein, PROMPT, seed=7)
+    assert steps[-1].preview().tobytes() == klein(PROMPT, seed=7, progress=False).tobytes()
+    assert [m.shape for m in maps] == [(7, 36, 32)] * 4
+
+
+def test_shares_are_shares(klein):
+    """What picture tokens give to the text is positive, at most all they have, and not the same in every block."""
+    _, maps = record_attention(klein, PROMPT, seed=7)
+    given = mx.stack(maps).sum(axis=-1)
+    assert given.min().item() > 0 and given.max().item() <= 1 + 1e-5
+    assert mx.abs(given[:, 0] - given[:, 1]).max().item() > 0.01
+
+
+def test_a_guided_model_records_the_pass_with_the_prompt():
+    base = Klein.from_pretrained("nano-base")
+    steps, maps = record_attention(base, PROMPT, seed=7, steps=2)
+    assert len(steps) == 2 and maps[0].shape == (7, 36, 32)
+
+
+def test_the_chapters_own_attention_is_not_touched(klein):
+    original = transformer.roped_attention
+    record_attention(klein, PROMPT, seed=7, steps=1)
+    assert transformer.roped_attention is original

@@ -1,0 +1,189 @@
+"""Chapter 14: what adapters add, and that they leave no trace. Their files: `models/test_lora_files`."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten, tree_map
+
+from kleinlite.lora import (
+    DoRA,
+    Hadamard,
+    Kronecker,
+    LoRA,
+    SplitAdapter,
+    attach,
+    detach,
+    enable_gradient_checkpointing,
+    freeze_except,
+    linear_layers,
+    matrix_shape,
+    new_deltas,
+    rescale,
+    weight_of,
+)
+from kleinlite.models.packing import quantize
+from kleinlite.position_ids import image_ids, text_ids
+from kleinlite.quantization import QUANT_SPECS
+from kleinlite.transformer import Transformer, TransformerConfig
+
+
+@pytest.fixture(name="net")
+def small_net() -> Transformer:
+    """A small random network with the names of the real one."""
+    mx.random.seed(0)
+    net = Transformer(TransformerConfig(double_blocks=2, single_blocks=3, heads=2, axes=(8, 8, 8, 8), d_text=64))
+    mx.eval(net.parameters())
+    return net
+
+
+def deltas_of(net: Transformer, seed: int = 0, rank: int = 2, scaling: float = 1.0) -> dict[str, LoRA]:
+    """Deltas of every matrix of the blocks, none of them zero."""
+    deltas = new_deltas(net, rank, mx.random.key(seed), scaling)
+    for i, delta in enumerate(deltas.values()):
+        delta.b = 0.1 * mx.random.normal(delta.b.shape, key=mx.random.key(seed + 100 + i))
+    return deltas
+
+
+def answer(net: Transformer) -> mx.array:
+    x, txt = (mx.random.normal((1, 12, c), key=mx.random.key(c)) for c in (128, 64))
+    return net(x, txt, 0.7, image_ids(3, 4), text_ids(12))
+
+
+def apart(a: mx.array, b: mx.array) -> float:
+    return mx.abs(a - b).max().item()
+
+
+# ---------------------------------------------------------------- one layer
+
+
+def normal(*shape: int, seed: int = 0) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed))
+
+
+W = normal(12, 8)
+KINDS = {
+    "LoRA": LoRA(normal(2, 8, seed=1), normal(12, 2, seed=2), 0.5),
+    "LoKr": Kronecker(normal(3, 2, seed=3), normal(4, 4, seed=4), 0.5),
+    "LoHa": Hadamard(*(normal(*shape, seed=i) for i, shape in enumerate(((12, 2), (2, 8), (12, 2), (2, 8)))), 0.5),
+    "DoRA, rows": DoRA(LoRA(normal(2, 8, seed=1), normal(12, 2, seed=2)), normal(12, seed=5), W),
+    "DoRA, columns": DoRA(LoRA(normal(2, 8, seed=1), normal(12, 2, seed=2)), normal(1, 8, seed=5), W),
+    "two of three pieces": SplitAdapter(
+        {0: LoRA(normal(2, 8, seed=1), normal(4, 2, seed=2)), 2: Kronecker(normal(2, 2), normal(2, 4))}, 3
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_added_is_what_the_changed_weight_adds(kind):
+    layer = nn.Linear(8, 12, bias=False)
+    layer.weight = W
+    x = normal(5, 8, seed=6)
+    delta = KINDS[kind].delta(W)
+    assert delta.shape == W.shape and delta.dtype == mx.float32
+    assert apart(KINDS[kind](x, layer(x), layer), x @ delta.T) < 1e-4
+
+
+def test_a_piece_without_an_adapter_stays():
+    assert mx.abs(KINDS["two of three pieces"].delta(W)[4:8]).max().item() == 0
+
+
+def test_a_dora_sets_the_length_of_each_row():
+    magnitude = mx.abs(normal(12, seed=5))
+    dora = DoRA(KINDS["LoRA"], magnitude, W)
+    assert mx.allclose(mx.linalg.norm(W + dora.delta(W), axis=1), magnitude, atol=1e-5)
+
+
+# ---------------------------------------------------------------- a network
+
+
+def test_shapes_and_weights_of_layers_in_every_form(net):
+    """Plain, quantized, and with an adapter around: the same shape, and the weight without what the adapter adds."""
+    path = "single_blocks.0.linear1"
+    w = linear_layers(net)[path].weight
+    attach(net, "x", deltas_of(net))
+    assert matrix_shape(linear_layers(net)[path]) == w.shape and mx.array_equal(weight_of(linear_layers(net)[path]), w)
+    detach(net, "x")
+    quantize(net, QUANT_SPECS[8], mx.float32)
+    layer = linear_layers(net)[path]
+    assert matrix_shape(layer) == w.shape and apart(weight_of(layer), w) < 0.01
+
+
+def test_a_new_adapter_changes_nothing_and_is_all_that_learns(net):
+    before = answer(net)
+    deltas = new_deltas(net, 3, mx.random.key(0))
+    attach(net, "x", deltas)
+    freeze_except(net, deltas)
+    assert mx.array_equal(answer(net), before)
+    names = dict(tree_flatten(net.trainable_parameters()))
+    assert len(names) == 2 * len(deltas) and all(".deltas.x." in name for name in names)
+    assert all("_blocks." in path and len(delta.a) == 3 for path, delta in deltas.items())
+
+
+def test_gradients_with_checkpointing_are_the_same(net):
+    loss = lambda model: (answer(model) ** 2).mean()
+    value, gradients = nn.value_and_grad(net, loss)(net)
+    enable_gradient_checkpointing(net)
+    again, recomputed = nn.value_and_grad(net, loss)(net)
+    assert value.item() == pytest.approx(again.item(), rel=1e-6)
+    recomputed = {name.replace(".block.", "."): g for name, g in tree_flatten(recomputed)}
+    for name, g in tree_flatten(gradients):
+        assert apart(g, recomputed[name]) <= 1e-5 * max(1, mx.abs(g).max().item()), name
+
+
+@pytest.mark.parametrize("bits", [8, 4, "mxfp4"])
+def test_beside_packed_weights_as_merged_into_the_decoded_ones(net, bits):
+    quantize(net, QUANT_SPECS[bits], mx.float32)
+    changes = deltas_of(net)
+    attach(net, "x", changes)
+    got, packed = answer(net), linear_layers(net)
+    plain = Transformer(net.cfg)
+    detach(net, "x")
+    for path, layer in linear_layers(plain).items():
+        w = packed[path].layer if path in changes else packed[path]
+        w = w.weight if isinstance(w, nn.Linear) else w.matrix.decode()
+        layer.weight = w + changes[path].delta(w) if path in changes else w
+    norms = {name: w for name, w in tree_flatten(net.parameters()) if name.endswith("_norm.scale")}
+    plain.load_weights(list(norms.items()), strict=False)
+    assert apart(got, answer(plain)) < 1e-4
+
+
+def test_removed_is_removed(net):
+    before, kept = answer(net), tree_map(lambda w: w, net.parameters())
+    layers = linear_layers(net)
+    for name in ("x", "y"):
+        attach(net, name, deltas_of(net, seed=ord(name)), 0.7)
+    assert apart(answer(net), before) > 1e-3
+    detach(net, "x")
+    detach(net, "y")
+    assert linear_layers(net) == layers  # the very objects
+    for (name, w), (_, was) in zip(tree_flatten(net.parameters()), tree_flatten(kept)):
+        assert mx.array_equal(w, was), name
+    assert mx.array_equal(answer(net), before)
+
+
+def test_scales_order_and_halves(net):
+    before, changes = answer(net), deltas_of(net)
+    attach(net, "x", changes, 0.0)
+    assert mx.array_equal(answer(net), before)
+    rescale(net, "x", 1.0)
+    once = answer(net)
+    rescale(net, "x", 0.5)
+    attach(net, "y", changes, 0.5)
+    assert apart(answer(net), once) < 1e-5
+    other = deltas_of(net, seed=5)
+    attach(net, "z", other)
+    first = answer(net)
+    detach(net, "x")
+    attach(net, "x", changes, 0.5)
+    assert apart(answer(net), first) < 1e-5
+
+
+def test_a_compiled_network_follows_the_scale(net):
+    attach(net, "x", deltas_of(net))
+    compiled = mx.compile(lambda: answer(net), inputs=net.state)
+    for scale in (1.0, -0.5):
+        rescale(net, "x", scale)
+        assert apart(compiled(), answer(net)) < 1e-4
+    full = answer(net)
+    detach(net, "x")
+    assert apart(full, answer(net)) > 1e-3

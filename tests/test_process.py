@@ -1,0 +1,95 @@
+"""A program among others: standard error that is closed or full, and Ctrl-C at any time."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from stand_in_hub import TINY
+
+GENERATE = f"{sys.executable} -m kleinlite generate 'a red circle' --model {TINY} --size 32x32 --seed 1"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shell(command: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("error", ["2>&-", "2>/dev/full", "2>&- <&-", "2>/dev/full --watch w.png"])
+def test_notes_that_nobody_can_read_cost_no_picture(error, here):
+    if "full" in error and not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    done = shell(f"{GENERATE} -o x.png {error}")
+    assert done.returncode == 0 and done.stdout.startswith("x.png: 32x32")
+    assert (here / "x.png").read_bytes().startswith(b"\x89PNG")
+    refused = shell(f"{GENERATE} -o y.png --steps 0 {error}")
+    assert (refused.returncode, refused.stdout) == (2, "") and not (here / "y.png").exists()
+
+
+def test_a_closed_output_costs_no_picture(here):
+    assert shell(f"{GENERATE} -o x.png >&- 2>&-").returncode == 0
+    assert (here / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_full_output_is_a_sentence(here):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    done = shell(f"{GENERATE} -o x.png >/dev/full")
+    assert (done.returncode, done.stderr) == (2, "kleinlite: No space left on device.\n")
+    assert (here / "x.png").exists()
+
+
+# It presses Ctrl-C when the module is asked for whose name it is given: at a place that does not depend on the clock.
+PRESS = """
+import os, signal, sys
+
+where = sys.argv.pop(1)
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == where:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+from kleinlite import __main__
+
+sys.meta_path.insert(0, Press())
+sys.exit(__main__.main())
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["argparse", "dataclasses", "kleinlite.errors", "mlx", "kleinlite.transformer", "PIL.PngImagePlugin"]
+)
+def test_ctrl_c_while_modules_are_read(module, here):
+    command = [sys.executable, "-c", PRESS, module, "generate", "a red circle", "--model", str(TINY), "-o", "x.png"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "kleinlite: stopped.\n", "")
+    assert os.listdir(here) == []
+
+
+def test_ctrl_c_while_it_draws(here):
+    command = [sys.executable, "-m", "kleinlite", "generate", "a red circle", "--steps", "900", "--watch", "w.png"]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (here / "w.png").exists():
+        assert program.poll() is None
+        time.sleep(0.01)
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=60)
+    assert (program.returncode, out) == (130, "") and re.fullmatch("(nano .*\n)?kleinlite: stopped.\n", err)
+    assert os.listdir(here) == ["w.png"]
+
+
+def test_help_loads_no_mlx():
+    code = "import sys\nfrom kleinlite.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print('loaded:', [m for m in ('mlx', 'numpy', 'PIL', 'filelock', 'tqdm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("loaded: []\n")

@@ -1,0 +1,415 @@
+"""What a visitor can play with: the explorers in the chapters, the page Look inside; numbers against the package's."""
+
+import json
+import re
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from site_model import write_site_model
+from test_draw_page import LONG, picture, same
+
+from kleinlite import Klein
+from kleinlite.inside import record_attention
+from kleinlite.pipeline import to_images
+from kleinlite.position_ids import apply_rope, image_ids, rope_table, text_ids
+from kleinlite.sampling import empirical_mu, euler, noise, schedule
+from kleinlite.text_encoder import TEMPLATE, tokenize
+from kleinlite.transformer import roped_attention
+from tools import attention_score, live
+
+PROMPT, OTHER = "a red circle above a blue square", "a blue circle above a blue square"
+VIEWS = [
+    "tokens",
+    "reading",
+    "features",
+    "latents",
+    "attention",
+    "product",
+    "modulation",
+    "velocity",
+    "picture",
+    "without",
+    "difference",
+]
+SLIDE = "(e, value) => { e.value = value; e.dispatchEvent(new Event('input')); }"
+CAPTION = ".explorer figcaption >> nth={}"
+
+
+@pytest.fixture(scope="module")
+def site_model(tmp_path_factory) -> Path:
+    """The folder of the model that visitors look into."""
+    return write_site_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def nano(site_model) -> Klein:
+    return Klein.from_pretrained(site_model, keep_loaded=True)
+
+
+def slide(page, name: str, value: float) -> None:
+    page.eval_on_selector(f".live input[aria-label='{name}']", SLIDE, value)
+
+
+def test_schedule(open_page, home):
+    page, log = open_page(f"{home}/04_sampling.html")
+    title = page.locator(".explorer .chart .title >> nth=1")
+    for steps, size in ((4, 1024), (50, 512), (10, 1056)):
+        slide(page, "steps", steps)
+        slide(page, "size", size)
+        n = (size // 16) ** 2
+        assert title.text_content().startswith(f"n = {n:,}: mu = {empirical_mu(n, steps):.2f}, shift")
+    assert page.locator("[data-explorer]").count() == 0, "the still is for those without scripts"
+    assert log.errors == [] and not [url for url in log.requests if "/nano-" in url]
+
+
+def test_rope(open_page, home):
+    page, log = open_page(f"{home}/02_position_ids.html")
+    turned = {t: apply_rope(mx.ones((1, 1, 256, 128)), rope_table(image_ids(16, 16, t)))[0, 0] for t in (0, 20)}
+    for t, row, column in ((0, 8, 5), (20, 3, 15)):
+        if t:
+            page.click(f"text=a reference at t = {t}")
+        slide(page, "row", row)
+        slide(page, "column", column)
+        for i, part in enumerate((slice(0, 128), slice(32, 64), slice(64, 96))):
+            seen = turned[t][:, part] @ turned[0][row * 16 + column, part] / (part.stop - part.start)
+            ours = f"{seen.min().item():.2f} to {seen.max().item():.2f}"
+            assert page.inner_text(CAPTION.format(i)).endswith(ours)
+    page.click(".explorer canvas >> nth=0", position={"x": 5, "y": 5})
+    assert page.input_value(".explorer input[aria-label=row]") == page.input_value("input[aria-label=column]") == "0"
+    assert log.errors == []
+
+
+def test_latents(open_page, home, nano):
+    page, log = open_page(f"{home}/01_autoencoder.html")
+    assert page.locator("[data-explorer]").is_visible() and not [url for url in log.requests if "/nano-" in url]
+    page.click("text=Make it alive")
+    page.wait_for_selector(".explorer input[aria-label=channel]", timeout=LONG)
+    slide(page, "channel", 17)
+    slide(page, "push", -3)
+    page.wait_for_function("document.querySelectorAll('.explorer figcaption')[1].textContent === 'channel 17, −3.0'")
+    *_, step = nano.stream(PROMPT, seed=7, progress=False)
+    side = nano.info.size // 16
+    pushed = step.latents.reshape(1, side, side, -1) - 3 * (mx.arange(step.latents.shape[-1]) == 17)
+    same(to_images(nano.autoencoder.decode(pushed))[0], picture(page, ".explorer figure:nth-child(2) canvas"))
+    assert log.errors == []
+
+
+def test_attention_of_a_word(open_page, home, nano):
+    page, log = open_page(f"{home}/05_transformer.html")
+    page.click("text=Make it alive")
+    page.wait_for_selector(".explorer input[aria-label=block]", timeout=LONG)
+    page.click(".explorer >> text=square")
+    slide(page, "step", 3)
+    slide(page, "block", 4)
+    _, maps = record_attention(nano, PROMPT, seed=7)
+    text = TEMPLATE.format(PROMPT)
+    first, spans = text.index("square"), nano.tokenizer.encode(text).offsets
+    at = [i for i, (start, end) in enumerate(spans) if start < first + len("square") and end > first]
+    seen = maps[2][3][:, at].sum(axis=-1)
+    assert page.inner_text(CAPTION.format(1)).endswith(f"up to {(seen.max() / seen.mean()).item():.1f} times the mean")
+    assert log.errors == []
+
+
+def test_without_scripts_the_stills_stay(chromium, home):
+    page = chromium.new_context(java_script_enabled=False).new_page()
+    for name in ("01_autoencoder", "02_position_ids", "04_sampling", "05_transformer"):
+        page.goto(f"{home}/{name}.html")
+        assert page.locator("[data-explorer] img").count() == 1
+    page.context.close()
+
+
+UNNAMED = """[...document.querySelectorAll('.live :is(button, input, select, canvas, svg.chart)')].filter(e => !(
+    e.ariaLabel || e.getAttribute('aria-labelledby') || e.closest('label') || e.textContent.trim()
+)).map(e => e.outerHTML.slice(0, 90))"""
+
+
+@pytest.fixture(scope="module")
+def inside(chromium, home):
+    """The page Look inside, with two prompts drawn."""
+    page = chromium.new_page(viewport={"width": 1200, "height": 900})
+    page.wrong = []
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.goto(f"{home}/inside.html")
+    page.fill("[name=other]", OTHER)
+    page.click("button.chief")
+    page.wait_for_selector(".map button", timeout=LONG)
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_box_opens(inside, name):
+    """For both prompts, with a sentence and its chapter, quickly, at every step; and fits on a phone."""
+    inside.click(f"[data-view={name}]")
+    assert inside.get_attribute(f"[data-view={name}]", "aria-pressed") == "true"
+    assert inside.locator(".says a").get_attribute("href").endswith(".html")
+    assert inside.locator(".columns canvas, .columns svg, .columns .tokens, .columns .chips").count() > 0
+    script = """name => { const start = performance.now(); document.querySelector(`[data-view=${name}]`).click();
+        return performance.now() - start; }"""
+    assert min(inside.evaluate(script, name) for _ in range(3)) < 100, "milliseconds"
+    for step in (1, 4):
+        slide(inside, "step", step)
+    inside.set_viewport_size({"width": 390, "height": 900})
+    assert inside.evaluate("document.documentElement.scrollWidth") == 390
+    inside.set_viewport_size({"width": 1200, "height": 900})
+    assert inside.evaluate(UNNAMED) == [], "what has no name for those who do not see it"
+    assert inside.wrong == []
+
+
+def test_attention_of_a_patch(inside, nano):
+    inside.click("[data-view=attention]")
+    slide(inside, "step", 2)
+    slide(inside, "block", 3)
+    side = nano.info.size // 16
+    patch = side // 3 * side + side // 2
+    for i, prompt in enumerate((PROMPT, OTHER)):
+        _, maps = record_attention(nano, prompt, seed=7)
+        text = maps[1][2][patch].sum().item()
+        says = inside.inner_text(f".column:nth-child({i + 1}) figcaption")
+        assert abs(float(says.split(" %")[0]) - 100 * (1 - text)) <= 0.51
+
+
+def test_one_product_cell_by_cell(inside, nano):
+    """The cell that the keyboard chooses: row, column, first terms and sum, and its share of the row's softmax."""
+    kept = []
+
+    def keep(q, k, v, rope):
+        kept.append((apply_rope(q, rope), apply_rope(k, rope)))
+        return roped_attention(q, k, v, rope)
+
+    first = next(iter(nano.stream(PROMPT, seed=7, progress=False)))
+    rope = nano.transformer.rope(image_ids(6, 6), text_ids(32))
+    txt = nano.encode_prompt(PROMPT)
+    nano.transformer(first.latents, txt, first.t_next, rope=rope, attention_fn=keep)
+    inside.click("[data-view=product]")
+    slide(inside, "step", 2)
+    slide(inside, "block", 4)
+    slide(inside, "head", 3)
+    inside.focus(".columns .column:nth-child(1) canvas.product")
+    inside.keyboard.press("ArrowDown")
+    inside.keyboard.press("ArrowRight")
+    q, k = (np.array(part[0, 2]).astype(float) for part in kept[3])
+    terms = q[41] * k[5] / 8
+    says = inside.inner_text(".column:nth-child(1) .sum").replace("−", "-")
+    assert abs(float(re.search(r"= (-?[\d.]+)\. Softmax", says)[1]) - terms.sum()) < 0.006
+    factors = [float(number) for number in re.findall(r"-?[\d.]+", says)[:4]]
+    np.testing.assert_allclose(factors, [q[41, 0], k[5, 0] / 8, q[41, 1], k[5, 1] / 8], atol=0.006)
+    scores = np.exp(q[41] @ k.T / 8)
+    assert abs(float(re.search(r"makes ([\d.]+) %", says)[1]) - 100 * scores[5] / scores.sum()) < 0.06
+    captions = inside.locator(".column:nth-child(1) .strips figcaption").all_inner_texts()
+    assert captions[0].startswith("query: patch in row 1, column 3") and captions[1].startswith("key: “␣circle”")
+    assert "row=41&column=5" in inside.evaluate("location.hash")
+    inside.hover(".columns .column:nth-child(1) canvas.product", position={"x": 3, "y": 3})
+    assert "row=0&column=0" in inside.evaluate("location.hash")
+    assert inside.wrong == []
+
+
+def test_the_map_of_a_word_and_its_score(inside, nano):
+    """The map is query·key of the word, as the package has it; the number beside it is the stored one."""
+    inside.click("[data-view=attention]")
+    slide(inside, "step", 1)
+    slide(inside, "block", 2)
+    slide(inside, "head", 0)
+    inside.click(".columns .column:nth-child(1) .chip >> text=circle")
+    recorder = attention_score.ScoreRecorder(32)
+    rope = nano.transformer.rope(image_ids(6, 6), text_ids(32))
+    nano.transformer(noise(7, 36), nano.encode_prompt(PROMPT), 1.0, rope=rope, attention_fn=recorder)
+    values = recorder.maps[1][:, 5]
+    seen = inside.evaluate("""() => {
+        const e = document.querySelector('.column:nth-child(1) canvas.word'), d = e.getContext('2d');
+        const at = i => d.getImageData(16 * (i % 6) + 8, 16 * Math.floor(i / 6) + 8, 1, 1).data;
+        return Array.from({length: 36}, (_, i) => Array.from(at(i))); }""")
+    green = [pixel[1] for pixel in seen]  # of viridis, over a grey picture
+    assert np.corrcoef(values, green)[0, 1] > 0.85 > np.corrcoef(recorder.maps[1][:, 9], green)[0, 1]
+    measured = inside.inner_text(".column:nth-child(1) .score")
+    own, other = stored_scores()["double 2"][2]
+    assert f"noise level 0.9, the word for a thing finds its patches with an AUC of {own:.2f}" in measured
+    assert f"the other thing finds them with {other:.2f} (0.5 is chance" in measured
+    slide(inside, "block", 0)
+    assert "Choose a block" in inside.inner_text(".column:nth-child(1) .score")
+    assert inside.wrong == []
+
+
+def stored_scores() -> dict[str, list[list[float]]]:
+    return json.loads(attention_score.STORED.read_text("utf-8").split("export const AUC = ")[1].rstrip(";\n"))
+
+
+def test_the_scores_are_measured_again():
+    found = attention_score.measure()
+    assert found.keys() == stored_scores().keys()
+    for block, levels in stored_scores().items():
+        np.testing.assert_allclose(levels, found[block], atol=0.015)
+    assert all(own > 0.89 and other < 0.65 for own, other in found["double 2"])  # what the page says of them
+    assert all(other > own for own, other in found["double 1"])
+    assert all(own < 0.5 for name in ("single 3", "single 4") for own, _ in found[name])
+
+
+def test_the_score_of_a_map():
+    true = np.array([True, True, False, False])
+    assert attention_score.score_map(np.array([3.0, 2.0, 1.0, 0.0]), true) == 1
+    assert attention_score.score_map(np.array([0.0, 1.0, 2.0, 3.0]), true) == 0
+    assert attention_score.score_map(np.array([1.0, 1.0, 1.0, 1.0]), true) == 0.5
+    assert attention_score.score_map(np.array([3.0, 1.0, 2.0, 0.0]), true) == 0.75
+
+
+def test_the_true_patches_of_a_drawing():
+    scene = attention_score.choose_scenes(1)[0]
+    above, below = (attention_score.true_patches(scene, i).reshape(6, 6) for i in (0, 1))
+    assert above.any() and below.any() and not (above & below).any()
+    place = {"top": above[:3], "bottom": above[3:], "left": above[:, :3], "right": above[:, 3:]}[scene.things[0].place]
+    assert place.sum() == above.sum()
+
+
+SEEN = """[...document.body.querySelectorAll('body *')].filter(e => e.checkVisibility() && e.getClientRects().length
+    && e.innerText?.trim() && !e.closest('.live') && !e.querySelector('.live') && e.getBoundingClientRect().right > 0)
+    .map(e => e.outerHTML.slice(0, 80))"""
+
+
+@pytest.mark.parametrize("name", ["draw", "inside", "train", "02_position_ids"])
+def test_embedded_in_a_lecture(open_page, home, name):
+    """?embed leaves the living part alone, at the top; ?embed=large makes it larger; the address keeps both."""
+    page, log = open_page(f"{home}/{name}.html?embed", width=700)
+    page.wait_for_selector(".live :is(button, canvas)")
+    assert page.evaluate(SEEN) == []
+    box = page.locator(".live >> nth=0").bounding_box()
+    assert 0 <= box["y"] < 60 and box["x"] < 60
+    assert page.evaluate("document.documentElement.scrollWidth") == 700
+    size = "document.querySelector('.live :is(button, canvas)').getBoundingClientRect().height"
+    small = page.evaluate(size)
+    page.goto(f"{home}/{name}.html?embed=large")
+    page.wait_for_selector(".live :is(button, canvas)")
+    assert page.evaluate(size) > 1.3 * small
+    assert log.errors == []
+
+
+def test_reading_is_causal(inside):
+    """Shaded are a token and those before it, no later ones."""
+    inside.click("[data-view=reading]")
+    chips = inside.locator(".column:nth-child(1) .chip")
+    chips.nth(5).click()
+    shaded = chips.evaluate_all("chips => chips.map(chip => chip.style.background !== '')")
+    assert shaded == [i <= 5 for i in range(len(shaded))]
+
+
+def test_code_is_shown_as_it_is():
+    package = live.NANO.parents[1]
+    silu = live.render_excerpt(package, "js", "silu")
+    assert silu.startswith("```javascript\n/** x · sigmoid(x)") and silu.endswith("Math.exp(-this.M[i]); }\n```")
+    assert live.render_excerpt(package, "js", "noise").count("\n}\n") == 1
+    assert live.render_excerpt(package, "py", "sampling.schedule").startswith("```python\ndef schedule(")
+    with pytest.raises(LookupError, match="no paint to show"):
+        live.render_excerpt(package, "js", "paint")
+
+
+def test_the_titles_number_is_true():
+    """klein in 500 lines: without comments and empty ones."""
+    lines = (live.SCRIPTS / "klein.js").read_text("utf-8").split("\n")
+    code = [line for line in lines if line.strip() and not line.strip().startswith(("//", "/**", "* "))]
+    assert len(code) <= 500 and max(map(len, lines)) <= 120
+
+
+def test_the_tour_goes_where_its_words_lead(open_page, home):
+    page, log = open_page(f"{home}/inside.html")
+    words = page.locator("ol.tour > li > b").all_inner_texts()
+    page.click("text=Take the tour")
+    for i, question in enumerate(words, start=1):
+        page.wait_for_function(
+            f"document.querySelector('.stop .count')?.innerText === '{i} of {len(words)}'", timeout=LONG
+        )
+        assert page.inner_text(".stop b") == question
+        assert page.locator(".columns *").count() > 0
+        if i < len(words):
+            page.click(".stop >> text=Next")
+    view = page.evaluate("location.href")
+    page.click(".stop >> text=End the tour")
+    assert page.locator(".stop").is_hidden() and "view=without" in view and "block=0" in view
+    page.goto("about:blank")
+    page.goto(view)  # a link leads to the same place, once the visitor asks for it
+    assert page.input_value("[name=other]") == "a blue circle above a blue square"
+    page.click("button.chief")
+    page.wait_for_selector("[data-view=without][aria-pressed=true]", timeout=LONG)
+    assert log.errors == []
+
+
+def test_what_the_tour_says_is_true(nano):
+    """The numbers in the words of its stops, worked out by the package."""
+    steps, maps = record_attention(nano, "a red circle above a blue square", seed=7)
+    tokens = [nano.tokenizer.decode([i]).strip() for i in tokenize(nano.tokenizer, [PROMPT], 32)[0][0].tolist()]
+    mine = range(3, 10)
+    assert [tokens[i] for i in mine] == PROMPT.split()
+    patch = maps[1].mean(axis=0)[8].tolist()
+    order = sorted(mine, key=lambda i: -patch[i])
+    assert [tokens[i] for i in order[:2]] == ["red", "circle"]
+    assert (round(100 * patch[order[0]]), round(100 * patch[order[1]])) == (10, 7)
+    square = maps[1].mean(axis=0)[6 * 4 + 2].tolist()
+    assert tokens[max(mine, key=lambda i: square[i])] == "blue"
+    to_words = [round(100 * block[:, 3:10].sum(axis=-1).mean().item()) for block in maps[1]]
+    assert len(to_words) == 7 and (to_words[3], to_words[5]) == (20, 1)
+    start = steps[0].latents - (steps[0].t_next - steps[0].t) * steps[0].velocity
+    points = [start, *(step.latents for step in steps)]
+    way = [mx.linalg.norm(b - a).item() for a, b in zip(points, points[1:])]
+    far = mx.linalg.norm(points[-1] - start).item()
+    assert (round(100 * way[0] / far), round(100 * way[-1] / far)) == (8, 66)
+    pictures = [np.asarray(step.preview()).astype(float) for step in steps]
+    changes = [abs(b - a).mean() for a, b in zip(pictures, pictures[1:])]
+    assert (round(changes[0]), round(changes[2])) == (17, 2)
+
+
+class Skip(nn.Module):
+    def __call__(self, x, *others):
+        return x
+
+
+class SilentHead(nn.Module):
+    """A single block whose first head's output is lost: the columns of its share in the last matrix are zero."""
+
+    def __init__(self, block, hd: int):
+        super().__init__()
+        self.block = block
+        weight = block.linear2.weight
+        self.block.linear2.weight = mx.where(mx.arange(weight.shape[1]) < hd, 0, weight)
+
+    def __call__(self, *args):
+        return self.block(*args)
+
+
+@pytest.mark.parametrize("cut", ["a block", "a head", "a word", "all gates", "the clock"])
+def test_what_if(inside, cut, site_model):
+    """Each part that the page takes away, taken away from the package's own network: the same picture."""
+    klein = Klein.from_pretrained(site_model, keep_loaded=True)
+    net, txt = klein.transformer, klein.encode_prompt(PROMPT)
+    ids, words = image_ids(6, 6), text_ids(32)
+    inside.click("[data-view=without]")
+    inside.click(f'.toggles >> text="{cut}"')
+    believed = None
+    if cut in ("a block", "a head"):
+        slide(inside, "block", 5)  # the third single block
+        blocks = net.single_blocks
+        blocks[2] = Skip() if cut == "a block" else SilentHead(blocks[2], 64)
+    if cut == "a word":
+        inside.click(".columns .column >> nth=0 >> .chip >> text=red")
+        txt = mx.where((mx.arange(32) == 4)[None, :, None], 0, txt)
+    if cut == "all gates":
+        modulation = type(net.single_stream_modulation).__call__
+
+        def wide_open(self, vec):
+            return [mx.ones_like(v) if i % 3 == 2 else v for i, v in enumerate(modulation(self, vec))]
+
+    if cut == "the clock":
+        believed = 0.5
+
+    def field(x, t, _):
+        return net(x, txt, believed or t, ids, words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if cut == "all gates":
+            patch.setattr(type(net.single_stream_modulation), "__call__", wide_open)
+        *_, step = euler(field, noise(7, 36), schedule(4, 36))
+    expected = to_images(klein.autoencoder.decode(step.latents.reshape(1, 6, 6, 128)))[0]
+    inside.wait_for_function(
+        "document.querySelector('.columns p[aria-live]').textContent.startsWith('The picture')", timeout=LONG
+    )
+    same(expected, picture(inside, ".column >> nth=0 >> figure >> nth=1 >> canvas"))

@@ -1,0 +1,170 @@
+"""The notebook runner: what it stores, and that the book's own notebooks are stored that way."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools import notebooks
+
+ROOT = Path(__file__).resolve().parents[2]
+BOOK = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+
+
+def code(source: str, *outputs: dict, count: int | None = None, **more) -> dict:
+    return {
+        "cell_type": "code",
+        "metadata": more.pop("metadata", {}),
+        "source": source,
+        "execution_count": count,
+        "outputs": list(outputs),
+        **more,
+    }
+
+
+def stream(text: str, name: str = "stdout") -> dict:
+    return {"output_type": "stream", "name": name, "text": text}
+
+
+def shown(**data) -> dict:
+    data = {mime.replace("_", "/"): value for mime, value in data.items()}
+    size = {"width": 9, "height": 6}
+    return {
+        "output_type": "display_data",
+        "data": data,
+        "metadata": {"image/png": size | {"needs_background": "light"}},
+    }
+
+
+def cleaned(*cells: dict) -> list[dict]:
+    book = {"cells": list(cells), "metadata": {"widgets": {"state": 1}}, "nbformat": 4, "nbformat_minor": 2}
+    result = notebooks.clean_notebook(book)
+    assert notebooks.clean_notebook(result) == result, "cleaning twice changes nothing"
+    assert result["metadata"] == {"kernelspec": notebooks.KERNEL, "language_info": {"name": "python"}}
+    return result["cells"]
+
+
+def test_counts_ids_and_metadata():
+    timing = {"execution": {"iopub.status.busy": "12:00"}, "tags": ["remove-cell"], "alt": "A cat."}
+    result = {
+        "output_type": "execute_result",
+        "data": {"text/plain": "2"},
+        "execution_count": 9,
+        "metadata": {},
+    }
+    cells = cleaned(
+        code("1 + 1", result, count=9, id="a", metadata=timing),
+        code("", id="a"),
+        code("x = 1", count=17),
+    )
+    assert [cell["execution_count"] for cell in cells] == [1, None, 2]
+    assert cells[0]["outputs"][0]["execution_count"] == 1
+    assert cells[0]["metadata"] == {"tags": ["remove-cell"], "alt": "A cat."}
+    assert [cell["id"] for cell in cells] == ["a", "a-2", "cell-3"]
+
+
+def test_streams():
+    (cell,) = cleaned(
+        code(
+            "x",
+            stream("one "),
+            stream("line\n"),
+            stream("100%|####| 4/4 [00:01]\n", "stderr"),
+            stream("step 1\rstep 2\rstep 3\ndone\r\n"),
+            count=1,
+        )
+    )
+    assert cell["outputs"] == [
+        {"name": "stdout", "output_type": "stream", "text": ["one line\n", "step 3\n", "done\r\n"]}
+    ]
+
+
+def test_pictures_are_stored_once():
+    both = shown(image_png="PNG", image_jpeg="JPEG", text_plain="<PIL.Image.Image at 0x7F0012345678>")
+    (cell,) = cleaned(code("x", both, shown(image_jpeg="JPEG"), count=1))
+    first, second = cell["outputs"]
+    assert first["data"] == {"image/png": "PNG", "text/plain": ["<PIL.Image.Image at 0x…>"]}
+    assert first["metadata"] == {"image/png": {"width": 9, "height": 6}}
+    assert second["metadata"] == {} and second["data"] == {"image/jpeg": "JPEG"}
+
+
+def test_widgets_are_dropped():
+    (cell,) = cleaned(code("x", shown(**{notebooks.WIDGET: {"model_id": "f00"}, "text/plain": "IntSlider()"}), count=1))
+    assert cell["outputs"] == []
+
+
+@pytest.mark.parametrize("kind", ["image/png", "image/jpeg"])
+def test_a_widget_leaves_its_still_picture_behind(kind):
+    live = {notebooks.WIDGET: {"model_id": "f00"}, kind: "DATA", "text/plain": "Something to play with."}
+    (cell,) = cleaned(code("x", shown(**live), count=1))
+    assert cell["outputs"][0]["data"] == {kind: "DATA", "text/plain": ["Something to play with."]}
+
+
+def test_no_folder_of_this_machine():
+    trace = {
+        "output_type": "error",
+        "ename": "E",
+        "evalue": f"{ROOT}/x.py",
+        "traceback": [f"a {ROOT}/x.py\nb"],
+    }
+    said = f"{ROOT}/kleinlite/cpu and {Path.home()}/models and {ROOT}"
+    (cell,) = cleaned(code("x", stream(said), trace, count=1))
+    assert cell["outputs"][0]["text"] == ["kleinlite/cpu and ~/models and "]
+    assert cell["outputs"][1]["evalue"] == "x.py" and cell["outputs"][1]["traceback"] == ["a x.py", "b"]
+
+
+def test_two_runs_store_the_same_bytes(tmp_path, capsys):
+    """A real kernel: text, pictures, a progress bar, a cell that raises, and one that is not to be run."""
+    pytest.importorskip("nbclient")
+    pytest.importorskip("matplotlib")
+    (tmp_path / "notebooks").mkdir()
+    path = tmp_path / "notebooks" / "01_demo.ipynb"
+    cells = [
+        code("import os, warnings\nprint(object(), os.getcwd())\nwarnings.warn('old')\nprint(set('abcdefgh'))"),
+        code("from PIL import Image\nImage.new('RGB', (8, 8), 'red')"),
+        code("import matplotlib.pyplot as plt\nplt.plot([1, 2]);"),
+        code("from tqdm.auto import tqdm\nfor i in tqdm(range(3)):\n    print(i)"),
+        code("# NBVAL_RAISES_EXCEPTION\n1 / 0"),
+        code("# NBVAL_SKIP\nraise RuntimeError('not here')", stream("from a Mac"), count=3),
+    ]
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    assert notebooks.main(["run"], tmp_path) == 0
+    first = path.read_text()
+    said = capsys.readouterr()
+    assert "01_demo.ipynb: changed" in said.out and "code cell 1 wrote to stderr, not kept" in said.err
+    assert notebooks.main(["run", "01"], tmp_path) == 0
+    assert path.read_text() == first and "unchanged" in capsys.readouterr().out
+    assert json.loads(first)["metadata"][notebooks.WEIGHTS] == notebooks.bundled_weights()
+    stored = json.loads(first)["cells"]
+    assert [cell["execution_count"] for cell in stored] == [1, 2, 3, 4, 5, 6]
+    assert len(stored[0]["outputs"]) == 1 and "old" not in str(stored[0]["outputs"])
+    assert list(stored[1]["outputs"][0]["data"]) == ["image/png", "text/plain"]
+    assert stored[3]["outputs"] == [{"name": "stdout", "output_type": "stream", "text": ["0\n", "1\n", "2\n"]}]
+    assert stored[4]["outputs"][0]["ename"] == "ZeroDivisionError"
+    assert stored[5]["outputs"][0]["text"] == ["from a Mac"]
+    assert stored[5]["metadata"] == {}
+
+
+def test_a_notebook_that_fails_is_left_as_it_was(tmp_path, capsys):
+    pytest.importorskip("nbclient")
+    (tmp_path / "notebooks").mkdir()
+    path = tmp_path / "notebooks" / "01_demo.ipynb"
+    path.write_text(json.dumps({"cells": [code("1 / 0")], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    before = path.read_bytes()
+    assert notebooks.main(["run"], tmp_path) == 1
+    assert path.read_bytes() == before and "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", BOOK, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_book_is_stored_clean(path):
+    text = path.read_text("utf-8")
+    book = json.loads(text)
+    assert text == notebooks.to_json(notebooks.clean_notebook(book)), "run `make clean-notebooks`"
+    written = [cell for cell in book["cells"] if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
+    to_run = [(i, c) for i, c in enumerate(written, start=1) if "nbval-skip" not in notebooks.tags_of(c)]
+    missing = [i for i, cell in to_run if not cell["execution_count"]]
+    assert not missing, (
+        f"{len(missing)} cells were never run, code cell {missing[0]} first: run `make run-notebooks NB={path.stem}`"
+    )
+    drawn_by = book["metadata"].get(notebooks.WEIGHTS)
+    assert drawn_by == notebooks.bundled_weights(), "outputs of other weights than the bundled: `make run-notebooks`"

@@ -1,0 +1,280 @@
+"""The site as a reader gets it: built once, read as files, then visited in a headless Chromium.
+
+Chromium comes from the system (`apt install chromium`); without it the tests in the browser are skipped.
+"""
+
+import html.parser
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import pytest
+from PIL import Image
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+LISTED = re.findall(r"\[(.+)\]\((.+)\)", (NOTEBOOKS / "SUMMARY.md").read_text("utf-8"))
+PAGES = [re.sub(r"\.\w+$", ".html", path) for _, path in LISTED]
+CHAPTERS = [page for page in PAGES if re.match(r"\d\d_", page)]
+each_page = pytest.mark.parametrize("name", PAGES)
+
+
+# ---------------------------------------------------------------- as files
+
+
+class HTML(html.parser.HTMLParser):
+    """What a built page links to, what it can be linked by, and its pictures."""
+
+    def __init__(self, file: Path):
+        super().__init__()
+        self.text = file.read_text("utf-8")
+        self.links, self.ids, self.pictures = [], set(), []
+        self.feed(self.text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids.add(attributes.get("id"))
+        if tag == "img":
+            self.pictures.append(attributes)
+        self.links += [attributes[name] for name in ("href", "src") if attributes.get(name)]
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[str, HTML]:
+    found = {file.relative_to(site).as_posix(): HTML(file) for file in site.rglob("*.html")}
+    assert set(PAGES) <= set(found)
+    return found
+
+
+def test_every_link_leads_somewhere(site, pages):
+    for name, page in pages.items():
+        for link in page.links:
+            path, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", link) or name in ("404.html", "toc.html"):
+                continue
+            there = os.path.normpath(os.path.join(os.path.dirname(name), unquote(path))) if path else name
+            assert (site / there).exists(), f"{name}: {link}"
+            if anchor and there.endswith(".html"):
+                assert unquote(anchor) in pages[there].ids, f"{name}: {link}"
+
+
+def test_exercises_and_solutions_lead_to_each_other(pages):
+    solved = [name for name in PAGES if name.startswith("solutions/")]
+    assert [f"solutions/{name}" for name in CHAPTERS] == solved, "every chapter has its solutions in SUMMARY.md"
+    for chapter in CHAPTERS:
+        assert f"solutions/{chapter}" in pages[chapter].links and "#exercises" in pages[chapter].links
+        assert f"../{chapter}#exercises" in pages[f"solutions/{chapter}"].links
+        assert {f"{chapter}#exercises", f"solutions/{chapter}"} <= set(pages["solutions.html"].links)
+
+
+def test_titles_tell_pages_apart(pages):
+    titles = Counter(re.search(r"<title>(.*?)</title>", pages[name].text)[1] for name in PAGES)
+    assert set(titles.values()) == {1}
+    for (title, _), name in zip(LISTED, PAGES):
+        assert re.search(r"<title>(.*?)</title>", pages[name].text)[1] == f"{title} - kleinlite"
+
+
+def test_nothing_remote_and_nothing_heavy(site, pages):
+    for name, page in pages.items():
+        remote = r'<(script|link|img|iframe)\b[^>]*(src|href)="(https?:)?//'
+        assert not re.search(remote, page.text), name
+        assert len(page.text.encode()) <= 1_000_000 or name == "print.html", f"{name} is heavier than 1 MB"
+        assert not re.search(r'"data:image/[^"]{2000,}"', page.text), f"{name} holds a picture: it shall be a file"
+    for file in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//", file.read_text("utf-8")), file.name
+    sizes = {file.relative_to(site).as_posix(): file.stat().st_size for file in site.rglob("*") if file.is_file()}
+    models = sum(size for name, size in sizes.items() if name.startswith("live/nano-"))
+    assert 0 < models <= 20_000_000 and sum(sizes.values()) - models <= 32_000_000
+
+
+def test_pages_are_complete(pages):
+    for name, page in pages.items():
+        assert all(picture.get("alt", "").strip() for picture in page.pictures), name
+        inside = re.sub(r"<(pre|code|script)\b.*?</\1>", "", page.text, flags=re.S)
+        assert not re.search(r"\$\$|\\frac|\\begin\{|\{\{#", inside), f"{name} shows raw LaTeX or a marker"
+        if name not in ("promotion.html", "print.html"):
+            code = " ".join(re.findall(r"<pre>.*?</pre>", page.text, re.S))
+            assert "#| " not in code and "NBVAL_" not in code, f"{name} shows a mark"
+
+
+def test_the_card_that_others_show_beside_a_link(site, pages):
+    card = re.search(r'property="og:image" content="(.+?)"', pages["index.html"].text)[1]
+    home = re.search(r'^Book = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)[1]
+    assert card.startswith(home), "an address of its own: those who read it do not follow relative ones"
+    assert Image.open(site / card.removeprefix(home)).size == (1200, 630)
+    assert 'property="og:title" content="Autoencoder - kleinlite"' in pages["01_autoencoder.html"].text
+    assert re.search(r'rel="icon" href="favicon-\w+\.svg"', pages["index.html"].text)
+
+
+def test_the_font_of_formulas_has_its_licence_beside_it(site):
+    (font,) = site.glob("fonts/stix-two-math-*.woff2")
+    assert font.stat().st_size <= 270_000
+    (licence,) = site.glob("fonts/STIX-TWO-MATH-LICENSE-*.txt")
+    assert "SIL Open Font License, Version 1.1" in licence.read_text("utf-8")
+
+
+# ---------------------------------------------------------------- in a browser
+
+PALE = """(() => {  // texts that are hard to tell from what is behind them
+    const light = colour => { const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => {
+        x /= 255; return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const behind = e => { const c = getComputedStyle(e).backgroundColor;
+        return c === 'rgba(0, 0, 0, 0)' && e.parentElement ? behind(e.parentElement) : c; };
+    const contrast = e => { const a = light(getComputedStyle(e).color), b = light(behind(e));
+        return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); };
+    const texts = 'p, li, td, th, a, h1, h2, code, code span, pre.output, mi, button:enabled, label, summary, output';
+    return [...document.querySelectorAll(`main :is(${texts})`)]
+        .filter(e => e.offsetParent && e.textContent.trim() && contrast(e) < 4.5)
+        .map(e => `${e.tagName}.${e.className} ${contrast(e).toFixed(1)}: ${e.textContent.slice(0, 30)}`); })()"""
+STILL = "Promise.all(document.getAnimations().map(a => a.finished)).then(() => 0)"  # nothing moves any more
+PICTURES = """Promise.all([...document.querySelectorAll('main img:not(.img-wrapper *)')].map(async e => {
+    await e.decode().catch(() => 0);
+    return {what: e.alt, there: e.naturalWidth > 0 && e.clientWidth > 0, behind: getComputedStyle(e).backgroundColor};
+}))"""
+FORMULAS = """[...document.querySelectorAll('main math')].filter(e => e.closest('details:not([open])') === null)
+    .map(e => { const box = e.getBoundingClientRect(); return box.width > 3 && box.height > 3; })"""
+TOO_WIDE = """[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1
+    && !e.closest('pre, .table-wrapper, .output, .formula')).map(e => e.tagName + ' ' + e.textContent.slice(0, 40))"""
+
+CUT_OFF = """[...document.querySelectorAll('main pre > code')].filter(e => e.scrollWidth > e.clientWidth + 1)
+    .map(e => e.textContent.slice(0, 40))"""
+
+
+def choose_theme(page: "Page", name: str) -> None:
+    """Choose one in the menu, as a reader would, and wait until the colours have stopped changing."""
+    menu = page.locator("#mdbook-theme-list")
+    if not menu.is_visible():  # it stays open after a choice
+        page.click("#mdbook-theme-toggle")
+    page.click(f"#mdbook-theme-{name}")
+    page.evaluate(STILL)
+
+
+@each_page
+def test_page(open_page, home, name):
+    """No error, no remote request; everything is visible, in the light and in the dark, and on a phone."""
+    page, log = open_page(f"{home}/{name}", width=1200)
+    assert page.evaluate(PALE) == []
+    pictures, formulas = page.evaluate(PICTURES), page.evaluate(FORMULAS)
+    assert [p["what"] for p in pictures if not p["there"]] == []
+    assert all(formulas)
+    if formulas:
+        loaded = "document.fonts.ready.then(() => [...document.fonts].some(f => /STIX/.test(f.family) && f.status"
+        assert page.evaluate(f"{loaded} === 'loaded'))"), "the font of formulas"
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("document.documentElement.classList.contains('navy')")
+    page.evaluate(STILL)
+    assert page.evaluate(PALE) == [], "in the dark"
+    assert {p["behind"] for p in page.evaluate(PICTURES)} <= {"rgb(255, 255, 255)"}, "plots stand on white in the dark"
+    assert log.errors == []
+    assert [r for r in log.requests if not r.startswith((f"{home}/", "data:"))] == []
+    page, log = open_page(f"{home}/{name}", width=390, dark=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate(TOO_WIDE) == [], "on a phone"
+    assert page.evaluate(CUT_OFF) == [], "lines of code that end outside of a phone"
+    assert log.errors == []
+
+
+def search(page: "Page", words: str) -> list[str]:
+    """The links that the search box finds."""
+    page.keyboard.press("s")
+    page.wait_for_function("document.activeElement.id === 'mdbook-searchbar'")
+    page.keyboard.type(words)
+    page.wait_for_selector("#mdbook-searchresults li a")
+    return page.evaluate("[...document.querySelectorAll('#mdbook-searchresults li a')].map(e => e.href)")
+
+
+def test_search_finds_rope(open_page, home):
+    page, log = open_page(f"{home}/index.html")
+    results = search(page, "RoPE")
+    assert any("/02_position_ids.html" in link for link in results)
+    assert any("/glossary.html" in link and link.endswith("#rope") for link in results)
+    page.goto(results[0])
+    page.wait_for_selector("main mark", state="attached")
+    assert log.errors == []
+
+
+def test_a_name_of_the_package_is_found(open_page, home):
+    results = search(open_page(f"{home}/05_transformer.html")[0], "rope_table")
+    assert any(link.endswith("#position_ids-rope_table") for link in results)
+
+
+@pytest.mark.parametrize("words, first", [
+    ("license", "responsibility.html"), ("negative prompt", "06_pipeline.html#the-velocity-field"),
+])  # fmt: skip
+def test_search_finds_what_is_called_otherwise(open_page, home, words, first):
+    page, _ = open_page(f"{home}/index.html")
+    assert first in re.sub(r"\?[^#]*", "", search(page, words)[0])
+    page.goto(f"{home}/{first}")
+    assert not page.locator("main p[hidden]").is_visible()
+
+
+@pytest.mark.parametrize("name", ["draw.html", "05_transformer.html", "how-fast.html"])
+def test_print_is_black_on_white_in_the_dark(open_page, home, name):
+    page, _ = open_page(f"{home}/{name}", dark=True)
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate(STILL)
+    text = "getComputedStyle(document.querySelector('main p')).color"
+    assert page.evaluate(text) == "rgb(0, 0, 0)"
+    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+    page.wait_for_timeout(500)  # for the colors of code, which come by themselves
+    assert page.evaluate(PALE) == []
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("name", ["draw", "inside", "train"])
+def test_nothing_jumps_when_a_living_part_comes(open_page, home, name, width):
+    """The page keeps room for it, so that the text below stays where it is."""
+    page, _ = open_page(f"{home}/{name}.html", width=width)
+    page.wait_for_selector(".live button")
+    page.wait_for_timeout(300)
+    grown = "e => e.getBoundingClientRect().height - parseFloat(getComputedStyle(e).minHeight)"
+    assert page.eval_on_selector(f"#live-{'toy' if name == 'train' else name}", grown) < 8
+
+
+def test_themes(open_page, home):
+    """A reader's system decides; what is chosen in the menu stays for the next page."""
+    chosen = "document.documentElement.className.match(/light|navy/)[0]"
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    page, log = open_page(f"{home}/glossary.html")
+    choose_theme(page, "default_theme")
+    assert page.evaluate(chosen) == "light"
+    bright = page.evaluate(background)
+    page.emulate_media(color_scheme="dark")
+    page.goto(f"{home}/glossary.html")
+    assert page.evaluate(chosen) == "navy" and page.evaluate(background) != bright
+    choose_theme(page, "light")
+    page.goto(f"{home}/05_transformer.html")
+    assert page.evaluate(chosen) == "light" and page.evaluate(background) == bright
+    choose_theme(page, "default_theme")
+    assert page.evaluate(chosen) == "navy"
+    assert log.errors == []
+
+
+def test_the_sidebar_is_short(open_page, home):
+    page, _ = open_page(f"{home}/03_text_encoder.html")
+    shown = """[...document.querySelectorAll('#mdbook-sidebar li.chapter-item > span > a:not(.chapter-fold-toggle)')]
+        .filter(e => e.offsetParent).map(e => e.innerText.trim())"""
+    links = page.evaluate(shown)
+    assert len(links) <= 28 and {"Solutions", "3. Text encoder"} <= set(links), links
+    assert not [link for link in links if link.startswith("Solutions:") or "99" in link]
+    page.goto(f"{home}/solutions/03_text_encoder.html")
+    assert "Solutions: text encoder" in page.evaluate(shown), "unfolded where the reader is"
+
+
+def test_the_next_page_is_the_next_chapter(open_page, home):
+    page, _ = open_page(f"{home}/01_autoencoder.html")
+    assert page.evaluate("document.querySelector('a.next').href").endswith("/02_position_ids.html")
+
+
+def test_the_page_to_print(open_page, home, pages):
+    """All chapters on one page, with their pictures; links stay on it."""
+    page, log = open_page(f"{home}/print.html")
+    assert page.evaluate("document.querySelectorAll('main h1').length") >= len(PAGES)
+    assert log.errors == []

@@ -1,0 +1,610 @@
+"""Training an adapter on a folder: what the folder may be, that training learns, stops and goes on, and its memory."""
+
+import json
+import os
+import resource
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.optimizers as optim
+import pytest
+from damage import one_sentence
+from mlx.utils import tree_flatten
+from PIL import Image, ImageChops
+from safetensors import safe_open
+
+from benchmarks.training import measure, plan_table
+from kleinlite.cli import main
+from kleinlite.errors import ExistingFileError, FileError, UserError
+from kleinlite.models.checkpoint import resolve_model
+from kleinlite.models.configs import RELEASED_CONFIGS
+from kleinlite.models.lora_files import open_adapter
+from kleinlite.nano.loras import cross
+from kleinlite.pipeline import Klein
+from kleinlite.trainer import lora as trainer_module, memory_plan as plan_module, run as run_module
+from kleinlite.trainer.folder import Example, read_folder
+from kleinlite.trainer.lora import LoraTrainer, accumulating_step, split_examples
+from kleinlite.trainer.memory_plan import COPIES, TrainingPlan, check_plan, plan_model_training, plan_training
+from kleinlite.trainer.run import lock_folder
+from kleinlite.trainer.settings import Settings, default_rate
+from kleinlite.training import velocity_loss
+from kleinlite.transformer import TransformerConfig
+
+QUICK = Settings(rank=2, steps=4, rate=1e-3, batch=2, accumulate=2, every=2, held_out=0.1)
+
+
+@pytest.fixture(autouse=True)
+def quick_samples(monkeypatch):
+    monkeypatch.setattr(trainer_module, "SAMPLES", 1)
+    monkeypatch.setattr(trainer_module, "SAMPLE_STEPS", 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Six crosses with captions."""
+    folder = tmp_path / "crosses"
+    folder.mkdir()
+    for seed in range(6):
+        picture, caption = cross(seed)
+        picture.save(folder / f"{seed}.png")
+        (folder / f"{seed}.txt").write_text(f"{caption}\n")
+    return folder
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_a_folder_is_read_in_order(folder):
+    examples = read_folder(folder)
+    assert [e.name for e in examples] == list("012345")
+    assert [e.caption for e in examples] == [cross(seed)[1] for seed in range(6)]
+    assert all(e.picture.size == (96, 96) and e.references == () for e in examples)
+    assert {e.picture.size for e in read_folder(folder, (64, 80))} == {(64, 80)}
+
+
+@pytest.mark.parametrize("size", [None, (64, 64)])
+def test_what_is_transparent_is_white_and_16_bits_are_scaled(folder, size):
+    """As for a reference picture: an adapter learns what a call would see."""
+    Image.new("RGBA", (96, 96), (0, 0, 0, 0)).save(folder / "0.png")
+    Image.new("I;16", (96, 96), 128 * 257).save(folder / "1.png")
+    clear, grey, *_ = read_folder(folder, size)
+    assert clear.picture.getpixel((5, 5)) == (255, 255, 255) and grey.picture.getpixel((5, 5)) == (128, 128, 128)
+
+
+def test_references_belong_to_their_picture(folder):
+    for seed in range(6):
+        for suffix in ("_ref1", "_ref2"):
+            Image.new("RGB", (64, 96), (seed, 0, 0)).save(folder / f"{seed}{suffix}.png")
+    assert [[r.getpixel((0, 0))[0] for r in e.references] for e in read_folder(folder)] == [[i, i] for i in range(6)]
+
+
+def break_it(folder, how):
+    if how == "no captions":
+        for path in folder.glob("*.txt"):
+            path.unlink()
+    elif how == "one picture":
+        for path in folder.glob("[1-5]*"):
+            path.unlink()
+    elif how == "nothing":
+        for path in folder.iterdir():
+            path.unlink()
+    elif how == "sizes":
+        Image.new("RGB", (64, 64)).save(folder / "3.png")
+    elif how == "damaged":
+        (folder / "3.png").write_bytes(b"\x89PNG\r\n")
+    elif how == "empty caption":
+        (folder / "3.txt").write_text(" \n")
+    elif how == "not text":
+        (folder / "3.txt").write_bytes(b"\xff\xfe\x00")
+    elif how == "tiny":
+        Image.new("RGB", (32, 32)).save(folder / "3.png")
+    elif how == "some references":
+        Image.new("RGB", (96, 96)).save(folder / "3_ref.png")
+    elif how == "a lonely reference":
+        Image.new("RGB", (96, 96)).save(folder / "9_ref.png")
+    elif how == "twice":
+        Image.new("RGB", (96, 96)).save(folder / "3.jpg")
+
+
+BAD = {
+    "no captions": "0.txt, .*1.txt, .*and 2 more missing: every picture needs a caption",
+    "one picture": "There is one picture in",
+    "nothing": "There is no picture in",
+    "sizes": r"differ in size \(5 of 96x96, 1 of 64x64\): scale and cut them with --size 96x96",
+    "damaged": "3.png cannot be read as a picture",
+    "empty caption": "3.txt is empty",
+    "not text": "3.txt is not UTF-8",
+    "tiny": "3.png: .*at least 64 pixels",
+    "some references": "3.png: most pictures here have 0 references",
+    "a lonely reference": "9_ref.png: what it is a reference for is missing",
+    "twice": "3.jpg: there is another picture of that name",
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_bad_folder_gets_a_sentence(folder, how):
+    break_it(folder, how)
+    with pytest.raises(ValueError, match=BAD[how]) as error:
+        read_folder(folder)
+    assert str(error.value).endswith(".")
+
+
+def test_three_pictures_of_two_names(folder):
+    """a.m.png stands between a.jpg and a.png."""
+    for name in ("a.jpg", "a.m.png", "a.png"):
+        Image.new("RGB", (96, 96)).save(folder / name)
+    with pytest.raises(ValueError, match=r"a\.jpg: there is another picture of that name"):
+        read_folder(folder)
+
+
+def test_a_caption_as_windows_saves_it(folder):
+    (folder / "0.txt").write_text("a red cross", encoding="utf-8-sig")
+    assert read_folder(folder)[0].caption == "a red cross"
+
+
+@pytest.mark.parametrize(
+    "size, sentence",
+    [
+        ((999999999999, 96), "999999999999x96 are too large to learn from: take at most 1024x1024 pixels"),
+        ((1040, 1024), "too large"),
+        ((100, 96), "The width must be a multiple of 16 pixels, 100 is not: try 96"),
+        ((96, 0), "The height must be a multiple of 16 pixels, 0 is not: try 16"),
+    ],
+)
+def test_a_size_that_pictures_cannot_get(folder, size, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        read_folder(folder, size)
+
+
+def test_the_largest_size(folder):
+    assert {e.picture.size for e in read_folder(folder, (1024, 1024))} == {(1024, 1024)}
+
+
+def test_what_is_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="is no folder"):
+        read_folder(tmp_path / "none")
+
+
+# ---------------------------------------------------------------- training
+
+
+def trained(folder, out, settings=QUICK, **how) -> LoraTrainer:
+    trainer = LoraTrainer(Klein.from_pretrained("nano-base", **how), read_folder(folder), out, settings)
+    trainer.train()
+    return trainer
+
+
+def test_one_is_held_out_at_least():
+    rows, out = split_examples(40, 0.1, 0)
+    assert len(out) == 4 and sorted(rows + out) == list(range(40))
+    assert [len(x) for x in split_examples(2, 0.1, 0)] == [1, 1]
+
+
+def test_of_few_examples_none_is_held_out():
+    assert [len(x) for x in split_examples(19, None, 0)] == [19, 0]
+    assert [len(x) for x in split_examples(20, None, 0)] == [18, 2]
+
+
+def test_without_held_out_examples_the_samples_are_named(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_module, "TIMED_STEPS", 3)
+    trainer = trained(folder, tmp_path / "x.safetensors", replace(QUICK, held_out=None))
+    out = "".join(capsys.readouterr())
+    assert "x 4: loss" in out and f"samples in {trainer.folder / 'samples-00004.png'}" in out
+    assert "x: about 1 min for 1 more steps" in out
+    assert "held out" not in out and not (trainer.folder / "held-out.csv").exists()
+
+
+@pytest.mark.parametrize("count, share, held_out", [(2, 0.9, 1), (3, 0.99, 2), (10, 0.01, 1), (10, 0.5, 5)])
+def test_one_is_trained_on_and_one_is_held_out_whatever_the_share(count, share, held_out):
+    rows, out = split_examples(count, share, 0)
+    assert len(out) == held_out and sorted(rows + out) == list(range(count))
+
+
+@pytest.fixture
+def trainer(folder, tmp_path) -> LoraTrainer:
+    """One that has not begun."""
+    return LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x.safetensors", QUICK)
+
+
+def test_all_matrices_of_the_blocks_are_trained_and_no_others(trainer):
+    """By their names: the list that PEFT's makers of adapters for klein train."""
+    double = [f"{stream}_{name}" for stream in ("img", "txt") for name in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2")]
+    cfg = trainer.net.cfg
+    expected = {f"double_blocks.{i}.{name}" for i in range(cfg.double_blocks) for name in double}
+    expected |= {f"single_blocks.{i}.{name}" for i in range(cfg.single_blocks) for name in ("linear1", "linear2")}
+    assert set(trainer.changes) == expected
+    assert set(dict(tree_flatten(trainer.net.trainable_parameters()))) == {
+        name for name, _ in tree_flatten(trainer.net.parameters()) if ".deltas.new." in name
+    }
+    numbers = sum(w.size for _, w in tree_flatten(trainer.net.trainable_parameters()))
+    assert numbers == plan_module.adapter_size(cfg, QUICK.rank)
+
+
+def test_training_draws_shifted_noise_levels(folder, tmp_path, trainer):
+    """What `batch` gives to the loss, against uniform levels from the same key; a shift can be asked for.
+
+    The makers' formula by hand: ln(shift) is 0.5 for 256 tokens and 1.15 for 4096, a straight line; for 36 tokens it is
+    0.5 - 220/3840 · 0.65 = 0.46276.
+    """
+    asked = replace(QUICK, shift=7.0)
+    other = LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "y.safetensors", asked)
+    assert trainer.shift == pytest.approx(1.5884527) and other.shift == 7
+    for number in range(4):
+        usual, high = trainer.batch(number)[2], other.batch(number)[2]
+        plain = high / (7 - 6 * high)  # before its shift
+        assert mx.allclose(usual, 1.5884527 * plain / (1 + 0.5884527 * plain), atol=1e-5)
+        assert (high > usual).all() and (usual > plain).all()
+
+
+def test_each_step_has_batches_of_its_own(trainer):
+    """Neighboring steps share no batch: with the same rows they would still have other noise."""
+    [first], [second] = trainer.batches(0), trainer.batches(1)
+    noises = [batch[3] for batch in (*first, *second)]
+    assert len(noises) == 4
+    assert not any(mx.array_equal(a, b) for i, a in enumerate(noises) for b in noises[:i])
+    assert all(mx.array_equal(noises[i], trainer.batch(i)[3]) for i in range(4))
+
+
+def test_narrow_models_learn_faster():
+    assert default_rate(3072) == 1e-4 and default_rate(256) == pytest.approx(1.2e-3)
+    assert Settings().rate is None
+
+
+def test_training_writes_an_adapter_that_its_model_takes(folder, tmp_path):
+    trainer = trained(folder, tmp_path / "x.safetensors")
+    adapter = open_adapter(trainer.out)
+    assert adapter.trained_on == "nano-base" and adapter.kind == "LoRA"
+    klein = Klein.from_pretrained("nano", loras=[trainer.out])
+    assert klein("a red cross", steps=1, seed=1, progress=False).size == (96, 96)
+    found = {path.name for path in trainer.folder.iterdir()}
+    assert {"samples-00002.png", "samples-00004.png", "state.safetensors", "training.json"} <= found
+    assert "text_encoder" not in trainer.klein._model.parts
+    assert [line.split(",")[0] for line in (trainer.folder / "held-out.csv").read_text().split()] == ["2", "4"]
+    trainer.out.unlink()
+    assert trained(folder, trainer.out).out.is_file()  # at its end already: only written again
+    assert [line.split(",")[0] for line in (trainer.folder / "held-out.csv").read_text().split()] == ["2", "4"]
+    with safe_open(trainer.out, framework="np") as file:
+        said = json.loads(file.metadata()["lora_adapter_metadata"])
+    assert said["transformer.r"] == said["transformer.lora_alpha"] == 2
+
+
+def test_stopped_and_gone_on_is_as_not_stopped(folder, tmp_path, monkeypatch):
+    whole = trained(folder, tmp_path / "whole.safetensors")
+
+    def stop(trainer):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraTrainer, "draw_samples", stop)
+        with pytest.raises(KeyboardInterrupt):
+            trained(folder, tmp_path / "halves.safetensors")
+    halves = trained(folder, tmp_path / "halves.safetensors")
+    assert halves.run.step == whole.run.step == 4
+    pairs = zip(tree_flatten(whole.run.average), tree_flatten(halves.run.average))
+    assert all(mx.allclose(a, b, atol=1e-6) for (_, a), (_, b) in pairs)
+
+
+def test_the_adapter_is_the_moving_average(folder, tmp_path):
+    trainer = trained(folder, tmp_path / "x.safetensors")
+    net = Klein.from_pretrained("nano-base")._model.load_transformer()
+    written = open_adapter(trainer.out).deltas(net)["single_blocks.0.linear2"].b
+    name = "single_blocks.0.block.linear2.deltas.new.b"
+    average, last = (
+        dict(tree_flatten(tree))[name].astype(written.dtype)
+        for tree in (trainer.run.average, trainer.net.trainable_parameters())
+    )
+    assert mx.array_equal(written, average) and not mx.array_equal(written, last)
+
+
+def test_samples_are_what_a_call_draws(folder, tmp_path):
+    """With guidance; before the first step the adapter changes nothing."""
+    trainer = LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x.safetensors", QUICK)
+    caption = read_folder(folder)[trainer.held_out[0]].caption
+    drawn = Klein.from_pretrained("nano-base")(caption, seed=0, steps=1, guidance=4.0, progress=False)
+    difference = ImageChops.difference(trainer.draw_samples(), drawn)
+    assert max(high for _, high in difference.getextrema()) <= 1
+
+
+def test_another_training_is_not_mixed_in(folder, tmp_path):
+    trained(folder, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match=r"other settings \(quantize\)"):
+        trained(folder, tmp_path / "x.safetensors", quantize=8)
+    (folder / "3.txt").write_text("a cross")
+    with pytest.raises(ValueError, match=r"other settings \(examples\)"):
+        trained(folder, tmp_path / "x.safetensors")
+
+
+def test_a_start_that_was_refused_stands_in_nobodys_way(folder, tmp_path):
+    (folder / "3.txt").write_text("a red cross " * 40)
+    with pytest.raises(ValueError, match="tokens"):
+        trained(folder, tmp_path / "x.safetensors")
+    (folder / "3.txt").write_text("a red cross")
+    assert trained(folder, tmp_path / "x.safetensors").out.is_file()
+
+
+def test_one_start_at_a_time(folder, tmp_path):
+    with lock_folder(tmp_path / "x.training"), pytest.raises(ValueError, match="Another training is at work"):
+        trained(folder, tmp_path / "x.safetensors")
+    assert not (tmp_path / "x.training" / "training.json").exists()
+
+
+def test_where_another_has_gone_on(folder, tmp_path):
+    klein, examples = Klein.from_pretrained("nano-base"), read_folder(folder)
+    early = LoraTrainer(klein, examples, tmp_path / "x.safetensors", QUICK)
+    trained(folder, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="is at step 4 and this training at 0: another one has gone on here"):
+        early.train()
+
+
+def test_a_distilled_model_is_refused(folder, tmp_path):
+    shutil.copytree(resolve_model("nano"), tmp_path / "copy")
+    for name, base in (("nano", "nano-base"), (str(tmp_path / "copy"), "its base model")):
+        with pytest.raises(ValueError, match=f"{name} is distilled: train on {base}"):
+            LoraTrainer(Klein.from_pretrained(name), read_folder(folder), tmp_path / "x.safetensors", QUICK)
+        with pytest.raises(ValueError, match=f"{name} is distilled: train on {base}"):
+            plan_model_training(name, read_folder(folder)[0], QUICK)
+    with pytest.raises(ValueError, match="4b is distilled"):
+        plan_model_training("4b", read_folder(folder)[0], QUICK)
+    assert not (tmp_path / "x.training").exists()
+
+
+def test_a_seed_that_is_none():
+    with pytest.raises(ValueError, match=r"A seed is a number from 0 to 2\^64 - 1, not -1"):
+        Settings(seed=-1)
+
+
+def test_gradients_of_batches_add_up(folder, tmp_path):
+    """Two batches of two make the step, and tell the loss, that one batch of four makes, if the four are the same."""
+    settings = Settings(rank=2, steps=1, rate=1e-3, batch=2, accumulate=2, every=1)
+    trainer = LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x", settings)
+    batches = list(trainer.batches(0)[0])
+    joined = tuple(a if i == 4 else mx.concatenate([a, b]) for i, (a, b) in enumerate(zip(*batches)))
+    start = trainer.net.trainable_parameters()
+    found, losses = [], []
+    for those in (batches, (joined,)):
+        trainer.net.update(start)
+        update = accumulating_step(len(those))(trainer.net, optim.SGD(100), velocity_loss)
+        losses.append(update(those).item())
+        found.append(dict(tree_flatten(trainer.net.trainable_parameters())))
+    assert all(mx.allclose(found[0][name], found[1][name], atol=1e-5) for name in found[0])
+    assert any(not mx.allclose(found[0][name], w, atol=1e-3) for name, w in tree_flatten(start))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_beside_packed_weights(folder, tmp_path, bits):
+    trainer = trained(folder, tmp_path / "x.safetensors", Settings(rank=2, steps=2, rate=1e-3, every=2), quantize=bits)
+    moved = [mx.abs(change.b).max().item() for change in trainer.changes.values()]
+    assert min(moved) > 0
+
+
+def test_edits_are_learned_from_their_references(folder, tmp_path):
+    examples = [Example(e.name, e.picture, "make it a cross", (e.picture.rotate(90),)) for e in read_folder(folder)]
+    trainer = LoraTrainer(Klein.from_pretrained("nano-base"), examples, tmp_path / "x.safetensors", QUICK)
+    clean, *_, references = trainer.batch(0)
+    assert clean.shape == references.shape == (2, 36, 128)
+    assert trainer.train().is_file()
+
+
+# ---------------------------------------------------------------- disks, links, damaged files
+
+
+def drafts(folder: Path) -> list[Path]:
+    """What writers leave behind if they leave anything."""
+    return [path for path in folder.rglob(".*") if "partial" in path.name]
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.6, 0.9, 1])
+def test_a_full_disk_is_a_sentence_and_the_same_command_goes_on(folder, tmp_path, monkeypatch, share):
+    """At the first file, in the middle, at the last; with room again the adapter is the same, byte for byte."""
+    save = mx.save_safetensors
+    count = 0
+    last = None
+
+    def write(path, *args):
+        nonlocal count
+        count += 1
+        save(path, *args)
+        if count == last:
+            Path(path).write_bytes(Path(path).read_bytes()[:100])
+            raise RuntimeError("[write] Unable to write 5488 bytes to file.")
+
+    monkeypatch.setattr(mx, "save_safetensors", write)
+    whole = trained(folder, tmp_path / "whole.safetensors").out.read_bytes()
+    last = 1 + round(share * (count - 1))
+    count = 0
+    out = tmp_path / "x.safetensors"
+    with pytest.raises(FileError, match=r"cannot be written .*: make room on its disk, or name another") as error:
+        trained(folder, out)
+    assert one_sentence(error.value) and not drafts(tmp_path)
+    last = None
+    assert trained(folder, out).out.read_bytes() == whole
+
+
+def test_a_caption_that_is_too_long_is_told_by_its_file_and_leaves_nothing(folder, tmp_path):
+    (folder / "3.txt").write_text("a red cross " * 40)
+    before = {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(UserError, match=r"^3\.txt: The prompt has \d+ tokens"):
+        trained(folder, tmp_path / "x.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+DAMAGES = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:500]),
+    "empty": lambda path: path.write_bytes(b""),
+    "zeros": lambda path: path.write_bytes(bytes(len(path.read_bytes()))),
+    "of another shape": lambda path: rewrite(path, lambda w: w[:, :1]),
+    "not finite": lambda path: rewrite(path, lambda w: mx.full(w.shape, mx.nan)),
+    "of other names": lambda path: mx.save_safetensors(str(path), {"x": mx.zeros(3)}),
+    "gone": lambda path: path.unlink(),
+    "shifted": lambda path: shift_numbers(path),
+}
+
+
+def shift_numbers(path: Path) -> None:
+    """Between header and numbers stands a byte that belongs to neither: MLX reads the file, every number another."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    path.write_bytes(data[:end] + bytes(1) + data[end:])
+
+
+def rewrite(path: Path, change) -> None:
+    arrays = mx.load(str(path))
+    mx.eval(arrays)
+    mx.save_safetensors(str(path), {name: mx.contiguous(change(w)) for name, w in arrays.items()})
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_examples_are_encoded_again(folder, tmp_path, trainer, damage):
+    """Whatever became of them, by the next start; those that are whole are not touched."""
+    encoded = trainer.folder / "encoded"
+    right = {path.name: path.read_bytes() for path in encoded.iterdir()}
+    kept = (encoded / "2.safetensors").stat().st_mtime_ns
+    for name in ("1.safetensors", "empty.safetensors"):
+        DAMAGES[damage](encoded / name)
+    LoraTrainer(trainer.klein, read_folder(folder), trainer.out, QUICK)
+    assert {path.name: path.read_bytes() for path in encoded.iterdir()} == right and len(right) == 7
+    assert (encoded / "2.safetensors").stat().st_mtime_ns == kept
+
+
+def test_what_is_no_adapter_is_not_replaced(folder, tmp_path):
+    """A model, a text, a link: nothing of a training is written, not even its folder."""
+    model = tmp_path / "model.safetensors"
+    shutil.copy(resolve_model("nano") / "transformer" / "diffusion_pytorch_model.safetensors", model)
+    (tmp_path / "text.safetensors").write_text("mine")
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "text.safetensors")
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+    for name in before:
+        with pytest.raises(ExistingFileError, match="is there and is not an adapter: name another file"):
+            trained(folder, tmp_path / name)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")} == before
+    assert not list(tmp_path.glob("*.training"))
+
+
+def test_writers_follow_no_link_and_keep_permissions(folder, tmp_path):
+    """Links under the names that drafts once had; a file that only its owner may read stays so."""
+    first = trained(folder, tmp_path / "x.safetensors")
+    first.out.chmod(0o600)
+    (first.folder / "state.safetensors").unlink()
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    places = [
+        ".x.partial.safetensors",
+        "x.training/.state.partial.safetensors",
+        "x.training/encoded/.1.partial.safetensors",
+    ]
+    for place in places:
+        (tmp_path / place).symlink_to(victim)
+    (first.folder / "encoded" / "1.safetensors").unlink()
+    trained(folder, first.out)
+    assert victim.read_text() == "mine" and stat.S_IMODE(first.out.stat().st_mode) == 0o600
+
+
+def test_few_files_are_open_at_a_time(folder, tmp_path):
+    """A step reads accumulate × batch examples, and 256 open files are all that macOS allows."""
+    settings = replace(QUICK, steps=1, every=1, batch=2, accumulate=24, held_out=None)
+    trainer = LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x.safetensors", settings)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/dev/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 24, hard))
+    try:
+        assert trainer.train().is_file()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_base_4b_in_four_bits_fits_into_twelve_gigabytes():
+    plan = plan_training(*RELEASED_CONFIGS["4b"], width=512, height=512, bits=4.5, cpu=False)
+    assert 3e9 < plan.peak_bytes < 12e9
+    larger = plan_training(*RELEASED_CONFIGS["4b"], width=1024, height=1024, bits=16, cpu=False)
+    assert larger.peak_bytes > 2 * plan.peak_bytes
+
+
+PLAN = TrainingPlan(features=1, latents=1, weights=3, adapter=1, activations=1)
+
+
+@pytest.mark.parametrize(
+    "plan, ways",
+    [
+        (PLAN, "pack the weights with --quantize 4, or take smaller pictures with --size"),
+        (PLAN._replace(packable=False), "take smaller pictures with --size"),
+        (PLAN._replace(packable=False, adapter=4), "take a smaller --rank, or take smaller pictures with --size"),
+        (PLAN._replace(packable=False, adapter=4, features=9), "take smaller pictures with --size"),
+        (
+            PLAN._replace(packable=False, weights=1, features=9),
+            "take smaller pictures with --size",
+        ),  # the largest stage
+        (PLAN._replace(packable=False, weights=1, latents=9), "take smaller pictures with --size"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch, plan, ways):
+    monkeypatch.setattr(plan_module, "machine_memory", lambda: (4, 3))
+    with pytest.raises(MemoryError, match=f"GB: {ways}\\.$"):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize(
+    "model, quantize, packable",
+    [("base-4b", None, True), ("base-4b", 8, True), ("base-4b", 4, False), ("base-4b-nvfp4", None, False)],
+)
+def test_four_bits_are_offered_where_they_are_fewer(folder, model, quantize, packable):
+    plan = plan_model_training(model, read_folder(folder)[0], QUICK, quantize=quantize)
+    assert plan.packable == packable
+
+
+def test_the_page_on_machines_has_the_plans():
+    page = Path(__file__).parents[2] / "notebooks" / "machines.md"
+    assert plan_table() in page.read_text(encoding="utf-8")
+
+
+def test_a_measured_step_is_near_its_plan():
+    cfg = TransformerConfig(double_blocks=1, single_blocks=2, heads=2)
+    plan = plan_training(cfg, *RELEASED_CONFIGS["4b"][1:], width=128, height=128, bits=32, cpu=True)
+    _, above, _ = measure(cfg, 128, 512, 16, None)
+    assert 0.6 < above / (plan.adapter / COPIES + plan.activations) < 1.4
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command(folder, tmp_path, capsys):
+    out = tmp_path / "x.safetensors"
+    options = ["--model", "nano-base", "--rank", "2", "--steps", "2", "--every", "2", "--accumulate", "1"]
+    assert main(["train-lora", str(folder), *options, "-o", str(out), "--layout", "comfy"]) == 0
+    told = capsys.readouterr().out
+    assert "6 pictures of 96x96. Memory: features" in told and f"{out}: " in told
+    with safe_open(out, framework="np") as file:
+        assert all(name.startswith("diffusion_model.") for name in file.keys())  # noqa: SIM118, it is no dictionary
+
+
+def test_the_command_plans_a_model_that_is_not_here(folder, tmp_path, capsys):
+    options = ["--model", "base-4b", "--quantize", "4", "--size", "512x512", "--plan", "--offline"]
+    assert main(["train-lora", str(folder), *options, "-o", str(tmp_path / "x.safetensors")]) == 0
+    assert "GB" in capsys.readouterr().out and not (tmp_path / "x.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (["-o", "x.png"], "ends in .safetensors"),
+        (["-o", "none/x.safetensors"], "does not exist"),
+        (["-o", "x.safetensors", "--model", "4b"], "train on base-4b, and use the adapter on 4b"),
+        (["-o", "x.safetensors", "--model", "9b-kv"], "train on base-9b, and use the adapter on 9b-kv"),
+        (["-o", "x.safetensors", "--model", "nano"], "train on nano-base, and use the adapter on nano"),
+        (["-o", "x.safetensors", "--model", "z-image-turbo"], "take base-4b or base-9b"),
+        (["-o", "x.safetensors", "--rank", "0"], "rank counts from 1"),
+        (["-o", "x.safetensors", "--rate", "2"], "learning rate"),
+        (["-o", "x.safetensors", "--quantize", "7"], "quantize is one of"),
+    ],
+)
+def test_the_command_refuses(folder, tmp_path, monkeypatch, capsys, options, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train-lora", str(folder), *options]) == 2
+    assert sentence in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["crosses"]

@@ -1,0 +1,162 @@
+"""A training that was killed, moved or given absurd numbers: what the next start finds, mends and refuses."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kleinlite.cli import main
+from kleinlite.models.checkpoint import resolve_model
+from kleinlite.models.lora_files import describe_adapter, open_adapter
+from kleinlite.nano.loras import cross
+from kleinlite.pipeline import Klein
+from kleinlite.trainer import lora as trainer_module
+from kleinlite.trainer.folder import read_folder
+from kleinlite.trainer.lora import LoraTrainer
+from kleinlite.trainer.settings import MOST, Settings
+
+QUICK = Settings(rank=1, steps=4, rate=1e-3, accumulate=1, every=2, held_out=0.3)
+
+
+@pytest.fixture(autouse=True)
+def quick_samples(monkeypatch):
+    monkeypatch.setattr(trainer_module, "SAMPLES", 1)
+    monkeypatch.setattr(trainer_module, "SAMPLE_STEPS", 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three crosses with captions."""
+    folder = tmp_path / "crosses"
+    folder.mkdir()
+    for seed in range(3):
+        picture, caption = cross(seed)
+        picture.save(folder / f"{seed}.png")
+        (folder / f"{seed}.txt").write_text(caption)
+    return folder
+
+
+def train(folder: Path, out: Path, settings: Settings = QUICK, model: str = "nano-base") -> Path:
+    LoraTrainer(Klein.from_pretrained(model), read_folder(folder), out, settings).train()
+    return out
+
+
+def told(out: Path) -> dict[str, bytes]:
+    """What a training says of itself: the adapter, samples and losses, all of which a kill must not change."""
+    beside = out.with_suffix(".training")
+    files = [out, *beside.glob("samples-*.png"), *beside.glob("held-out.csv")]
+    return {path.name: path.read_bytes() for path in files}
+
+
+class Killed(BaseException):
+    """The process is gone: nobody catches it."""
+
+
+@pytest.mark.parametrize("where", ["report", "validate", "draw_samples", "has_row"])
+@pytest.mark.parametrize("held_out", [0.3, None])
+def test_a_kill_between_state_and_report_loses_nothing(folder, tmp_path, monkeypatch, where, held_out):
+    settings = replace(QUICK, held_out=held_out)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = told(train(folder, tmp_path / "a" / "x.safetensors", settings))
+
+    def kill(*_):
+        raise Killed
+
+    if where == "has_row" and held_out is None:
+        pytest.skip("without held-out pictures there are no rows")
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraTrainer, where, kill)
+        with pytest.raises(Killed):
+            train(folder, tmp_path / "b" / "x.safetensors", settings)
+    assert told(train(folder, tmp_path / "b" / "x.safetensors", settings)) == whole
+
+
+def test_a_stop_between_two_looks_adds_none(folder, tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = told(train(folder, tmp_path / "a" / "x.safetensors"))
+    real = LoraTrainer.batch
+
+    def stop(trainer, number):
+        if number == 3:
+            trainer.run.save()  # as Ctrl-C does after a step
+            raise Killed
+        return real(trainer, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraTrainer, "batch", stop)
+        with pytest.raises(Killed):
+            train(folder, tmp_path / "b" / "x.safetensors")
+    assert told(train(folder, tmp_path / "b" / "x.safetensors")) == whole
+
+
+def test_other_weights_under_the_same_name(folder, tmp_path):
+    shutil.copytree(resolve_model("nano"), tmp_path / "model")
+    model = tmp_path / "model" / "base"
+    train(folder, tmp_path / "x.safetensors", model=str(model))
+    [weights] = [path for path in model.rglob("*.safetensors") if path.parent.name == "transformer"]
+    data = bytearray(weights.read_bytes())
+    data[-5000] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(ValueError, match=r"other settings \(weights\): delete it, or name another file"):
+        train(folder, tmp_path / "x.safetensors", model=str(model))
+
+
+def test_an_adapter_does_not_tell_where_its_maker_lives(folder, tmp_path):
+    home = tmp_path / "home" / "jane"
+    shutil.copytree(resolve_model("nano"), home)
+    out = train(folder, tmp_path / "x.safetensors", model=str(home / "base"))
+    assert open_adapter(out).trained_on == "base"
+    assert "jane" not in str(describe_adapter(open_adapter(out)).values()).replace(str(out), "")
+    assert b"jane" not in out.read_bytes()
+
+
+@pytest.mark.parametrize("name", MOST)
+@pytest.mark.parametrize("excess", [1, 10**30, 10**400], ids=["one", "thirty digits", "400 digits"])
+def test_numbers_have_an_end(folder, tmp_path, monkeypatch, capsys, name, excess):
+    monkeypatch.chdir(tmp_path)
+    value = str(MOST[name] + excess)
+    arguments = ["train-lora", str(folder), "--model", "nano-base", f"--{name}", value, "-o", "x.safetensors"]
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"kleinlite: {name} is at most {MOST[name]:,}, not 1") and len(err) < 700
+    assert os.listdir(tmp_path) == ["crosses"]
+    Settings(**{name: MOST[name]})
+
+
+def test_a_damaged_example_is_encoded_again(folder, tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = told(train(folder, tmp_path / "a" / "x.safetensors"))
+
+    def kill(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraTrainer, "report", kill)
+        with pytest.raises(Killed):
+            train(folder, tmp_path / "b" / "x.safetensors")
+    encoded = tmp_path / "b" / "x.training" / "encoded"
+    os.truncate(encoded / "0.safetensors", 100)
+    (encoded / "1.safetensors").write_bytes(b"")
+    (encoded / "empty.safetensors").write_bytes((encoded / "2.safetensors").read_bytes())
+    assert told(train(folder, tmp_path / "b" / "x.safetensors")) == whole
+
+
+def test_only_an_adapter_is_replaced(folder, tmp_path):
+    model = tmp_path / "model.safetensors"
+    model.write_bytes(next(resolve_model("nano").rglob("vae/*.safetensors")).read_bytes())
+    before = model.read_bytes()
+    with pytest.raises(OSError, match=r"model.safetensors is there and is not an adapter: name another file"):
+        train(folder, model)
+    assert model.read_bytes() == before and not (tmp_path / "model.training").exists()
+
+
+def test_a_refused_caption_leaves_nothing(folder, tmp_path):
+    (folder / "1.txt").write_text("a red circle " * 60)
+    with pytest.raises(ValueError, match=r"^1\.txt: The prompt has \d+ tokens"):
+        train(folder, tmp_path / "x.safetensors")
+    assert os.listdir(tmp_path) == ["crosses"]

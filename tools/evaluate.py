@@ -1,0 +1,185 @@
+"""How much of what was asked is in the picture? The judge's command line.
+
+python -m tools.evaluate --model nano --count 300 --grid grid.png
+python -m tools.evaluate --shapes                               one shape per picture, by its outline
+python -m tools.evaluate --reworded                               the captions in other words
+python -m tools.evaluate --edits --grid edits.png                 edits of held-out scenes
+python -m tools.evaluate --idle                                   edits of what is not there
+python -m tools.evaluate --test                                   scenes that chose nothing; also with --edits, …
+python -m tools.evaluate --sweep notebooks/accuracy.json          accuracy against steps and guidance
+python -m tools.evaluate --gallery notebooks/images/nano.jpg      the picture at the top of the README
+"""
+
+import argparse
+import json
+import random
+import textwrap
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+from tqdm.auto import tqdm
+
+from kleinlite.nano.evaluate import (
+    DEVELOPMENT,
+    SHOWCASE,
+    SIZE,
+    TEST,
+    contact_sheet,
+    draw_all,
+    draw_captions,
+    examine,
+    held_out_captions,
+    held_out_edits,
+    judge,
+    score_edit,
+    tally,
+)
+from kleinlite.nano.shapes import one_shape, one_shape_cases, summary, there_and_back
+from kleinlite.nano.synonyms import idle_instruction
+from kleinlite.pipeline import Klein
+from kleinlite.scenes import draw
+
+
+def gallery(klein: Klein, path: str) -> None:
+    """The showcase prompts, drawn twice as large and with their words below, seed 7, as a picture file."""
+    tile, words = 2 * SIZE, 34
+    columns = 6
+    sheet = Image.new("RGB", (columns * (tile + 8) + 8, len(SHOWCASE) // columns * (tile + words) + 8), "white")
+    pen = ImageDraw.Draw(sheet)
+    for i, (prompt, picture) in enumerate(zip(SHOWCASE, klein(SHOWCASE, seed=[7] * len(SHOWCASE), progress=False))):
+        x, y = 8 + i % columns * (tile + 8), 8 + i // columns * (tile + words)
+        sheet.paste(picture.resize((tile, tile), Image.Resampling.BICUBIC), (x, y))
+        pen.text((x, y + tile + 3), textwrap.fill(prompt, 34), fill=(60, 60, 70), font_size=11)
+    sheet.save(path, optimize=True, quality=90)
+
+
+def report_captions(klein: Klein, options: argparse.Namespace) -> list[Image.Image]:
+    """The model's pictures, and beside them the drawn scenes through its autoencoder: what is lost already there."""
+    pictures, results = draw_captions(
+        klein, options.count, options.steps, options.guidance, options.reworded, first=options.first
+    )
+    cases = held_out_captions(options.count, options.first)
+    limits = examine(there_and_back(klein.autoencoder, [draw(scene, SIZE) for scene, _ in cases]), cases)
+
+    def shares(results: list[dict[str, bool]]) -> dict[str, float]:
+        by_kind, attributes, whole = tally(results)
+        return dict(sorted(by_kind.items())) | {"all": attributes, "whole picture": whole}
+
+    print(f"{options.model}, {options.count} held-out captions{' in other words' if options.reworded else ''}")
+    print(f"{'':16}the model   drawn, through its autoencoder")
+    most = shares(limits)
+    for what, share in shares(results).items():
+        print(f"  {what:13}{100 * share:8.1f} %{100 * most[what]:12.1f} %")
+    return pictures
+
+
+def report_edits(klein: Klein, options: argparse.Namespace) -> list[Image.Image]:
+    """First references and results by turns, and a table; seeds 0, 1, …"""
+    cases, pictures = held_out_edits(options.count, options.first), []
+    rows = {"the model": ([], []), "copying": ([], [])}
+    for i, (before, text, after) in enumerate(tqdm(cases, desc="editing", leave=False)):
+        references = [draw(scene, SIZE) for scene in before]
+        result = klein(
+            text, images=references, seed=i, steps=options.steps, guidance=options.guidance, progress=False
+        )  # fmt: skip
+        pictures += [references[0], result]
+        for name, picture in (("the model", result), ("copying", references[0])):
+            made, kept = score_edit(judge(picture), before[0], after)
+            rows[name][0].append(made)
+            rows[name][1].append(kept)
+    print(f"{options.model}, {options.count} held-out edits   changes made   rest kept   everything right")
+    for name, (made, kept) in rows.items():
+        whole = sum(all(m.values()) and all(k.values()) for m, k in zip(made, kept)) / len(cases)
+        print(f"  {name:38} {100 * tally(made)[1]:8.1f} %  {100 * tally(kept)[1]:8.1f} %  {100 * whole:14.1f} %")
+    by_how = {}
+    for (_, text, _), made, kept in zip(cases, *rows["the model"]):
+        how = " ".join(text.split()[:2] if text.startswith(("make it", "make the background")) else text.split()[:1])
+        by_how.setdefault(how, []).append(all(made.values()) and all(kept.values()))
+    for how, right in sorted(by_how.items()):
+        print(f"    {how + ' …':36} {100 * sum(right) / len(right):38.1f} % of {len(right)}")
+    return pictures
+
+
+def report_idle(klein: Klein, options: argparse.Namespace) -> list[Image.Image]:
+    """Edits of things that are not there: how many pictures stay as they are. References and results by turns."""
+    pictures, right = [], 0
+    for i, (before, _, _) in enumerate(tqdm(held_out_edits(options.count, options.first), desc="editing", leave=False)):
+        reference, text = draw(before[0], SIZE), idle_instruction(random.Random(i), before[0])
+        result = klein(text, images=[reference], seed=i, steps=options.steps, guidance=options.guidance, progress=False)
+        right += all(score_edit(judge(result), before[0], before[0])[1].values())
+        pictures += [reference, result]
+    print(f"{options.model}: {right} of {options.count} ({100 * right / options.count:.1f} %) stay as they are")
+    return pictures
+
+
+def report_shapes(model: str | None) -> list[Image.Image]:
+    """One shape per picture: how well it lies over the one that was asked for, from the drawing to the model."""
+    cases = one_shape_cases()
+    originals, prompts = [draw(scene, SIZE) for scene, _ in cases], [prompt for _, prompt in cases]
+    if model is None:
+        nano, base = Klein.from_pretrained("nano"), Klein.from_pretrained("nano-base")
+        rows = {
+            "drawn": lambda: originals,
+            "through the autoencoder": lambda: there_and_back(nano.autoencoder, originals),
+            "nano-base, 20 steps": lambda: draw_all(base, prompts, steps=20, guidance=3.0),
+            "nano, 4 steps": lambda: draw_all(nano, prompts),
+        }
+    else:
+        rows = {model: lambda: draw_all(Klein.from_pretrained(model), prompts)}
+    print(f"{f'{len(cases)} prompts of one shape':26}  right kind   overlap (IoU)   worst tenth   ripple")
+    for name, make in rows.items():
+        pictures = make()
+        got = summary([one_shape(picture, scene.things[0]) for picture, (scene, _) in zip(pictures, cases)])
+        kinds = f"{100 * got['right'] / got['count']:.0f} % ({got['right']})"
+        print(f"{name:26}{kinds:>12}{got['iou']:16.3f}{got['worst']:14.3f}{got['ripple']:9.1f}", flush=True)
+    return pictures
+
+
+def sweep(path: Path, count: int) -> None:
+    """Accuracy of nano and nano-base against steps and guidance, as JSON for chapter 13's plots."""
+    points = [("nano", steps, None) for steps in (1, 2, 3, 4, 6, 8)]
+    points += [("nano-base", steps, 3.0) for steps in (2, 4, 8, 12, 20, 30)]
+    points += [("nano-base", 20, guidance) for guidance in (1.0, 1.5, 2.0, 4.0, 6.0)]
+    models, rows = {name: Klein.from_pretrained(name) for name in ("nano", "nano-base")}, []
+    for model, steps, guidance in tqdm(points, desc="sweep"):
+        _, attributes, whole = tally(draw_captions(models[model], count, steps, guidance)[1])
+        rows.append({"model": model, "steps": steps, "guidance": guidance, "attributes": attributes, "whole": whole})
+    path.write_text(json.dumps({"captions": count, "points": rows}, indent=1) + "\n")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Draw held-out captions and count what is right.")
+    parser.add_argument("--model", help="nano unless named; with --shapes all, unless one is named")
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--guidance", type=float)
+    parser.add_argument("--shapes", action="store_true", help="one shape per picture, compared with its outline")
+    parser.add_argument("--reworded", action="store_true", help="the captions in other words")
+    parser.add_argument("--edits", action="store_true", help="edit held-out scenes in place of drawing captions")
+    parser.add_argument("--idle", action="store_true", help="edits that ask for a thing that is not there")
+    parser.add_argument(
+        "--test", dest="first", action="store_const", const=TEST, default=DEVELOPMENT,
+        help="captions or edits of the test set, in place of the development set",
+    )  # fmt: skip
+    parser.add_argument("--grid", help="write the pictures, side by side, to this PNG")
+    parser.add_argument("--sweep", type=Path, help="accuracy against steps and guidance of both models, into this JSON")
+    parser.add_argument("--gallery", help="only draw the showcase prompts, into this file")
+    options = parser.parse_args(argv)
+    if options.shapes:
+        pictures = report_shapes(options.model)
+        if options.grid:
+            contact_sheet(pictures).save(options.grid)
+        return
+    options.model = options.model or "nano"
+    if options.gallery:
+        return gallery(Klein.from_pretrained(options.model), options.gallery)
+    if options.sweep:
+        return sweep(options.sweep, options.count)
+    report = report_edits if options.edits else report_idle if options.idle else report_captions
+    pictures = report(Klein.from_pretrained(options.model), options)
+    if options.grid:
+        contact_sheet(pictures).save(options.grid)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,462 @@
+// The page Draw: a form, the film of the steps, a picture to change, to keep and to send.
+import { Brush } from "./brush.js";
+import { calm, make, megabytes, paint, Painter } from "./painter.js";
+import { describeLimits } from "./limits.js";
+import { MISTAKES } from "./mistakes.js";
+import { BYTES, SIZE } from "./model.js";
+import { describe, png } from "./png.js";
+import { figure, toggles } from "./views.js";
+
+const EXAMPLES = [
+  "a red house under a yellow sun",
+  "a yellow star on a blue background",
+  "a red circle above a blue square",
+  "a white boat on a blue sea at sunset",
+  "a green tree on white snow at night",
+  "a purple heart left of a green diamond",
+];
+const CHANGES = [
+  "make the background yellow",
+  "make it night",
+  "turn the circle into a star",
+  "make the house blue",
+  "remove the square",
+];
+const MODELS = { nano: { steps: 4, guidance: 1 }, "nano-base": { steps: 50, guidance: 4 } };
+const SIZES = [
+  [0, 0],
+  [-32, -32],
+  [32, 0],
+  [0, 32],
+  [32, 32],
+].map(([w, h]) => `${Math.max(64, SIZE + w)}x${Math.max(64, SIZE + h)}`); // what can be a reference
+
+const field = (name, label, input) => {
+  input.name = name;
+  return make("label", {}, make("span", {}, label), input);
+};
+const choose = (options) =>
+  make("select", {}, ...Object.entries(options).map(([value, text]) => make("option", { value }, text)));
+const number = (value, min, max) => make("input", { type: "number", value, min, max, required: true });
+
+const page = document.querySelector("#live-draw");
+const prompt = make("input", { value: EXAMPLES[0], required: true, autocomplete: "off", enterkeyhint: "go" });
+const seed = make("input", {
+  value: 7,
+  inputmode: "numeric",
+  pattern: "\\d+",
+  required: true,
+  title: "A whole number from 0 to 2⁶⁴ − 1",
+  autocomplete: "off",
+});
+const named = (value) => value.replace("x", " × ") + (value === SIZES[0] ? "" : " (not trained)");
+const size = choose(Object.fromEntries(SIZES.map((value) => [value, named(value)])));
+const model = choose({ nano: "nano: four steps", "nano-base": `nano-base: guidance (+${megabytes(BYTES.base)})` });
+const steps = number(4, 1, 1000),
+  guidance = number(4, 1, 20),
+  draw = make("button.chief", {}, "Draw");
+guidance.step = 0.5;
+const stop = make("button", { type: "button", disabled: true }, "Stop");
+const dice = make("button", { type: "button", "aria-label": "Another seed", title: "another seed" }, "⚄");
+const guided = field("guidance", "Guidance", guidance);
+guided.hidden = true;
+const form = make(
+  "form",
+  {},
+  make("div.row", {}, field("prompt", "Prompt", prompt), draw, stop),
+  make(
+    "div.row",
+    {},
+    field("seed", "Seed", seed),
+    dice,
+    field("size", "Size", size),
+    field("steps", "Steps", steps),
+    field("model", "Model", model),
+    guided,
+  ),
+);
+const choices = (texts, chosen) =>
+  make("p.examples", {}, ...texts.map((text) => make("button", { type: "button", onclick: () => chosen(text) }, text)));
+const status = make(
+  "output",
+  { role: "status" },
+  `Nothing has been loaded yet: the first picture loads ${megabytes(BYTES.first)}, and your browser keeps them.`,
+);
+const progress = make("progress", { hidden: true, "aria-label": "Loading" });
+const canvas = make("canvas", { width: SIZE, height: SIZE, role: "img", "aria-label": "No picture yet" });
+const brush = new Brush(canvas, () => told());
+const brushing = make("button", { type: "button", "aria-pressed": "false", disabled: true }, "Paint a mask"),
+  wipe = make("button", { type: "button", disabled: true }, "Clear the mask");
+const film = make("ol.film", { "aria-label": "The picture expected after each step" });
+const download = make("button", { type: "button", disabled: true }, "Download PNG"),
+  link = make("button", { type: "button", disabled: true }, "Copy link");
+const words = make("p.tokens"),
+  reads = make("details", {}, make("summary", {}, "What the model reads"), words);
+const change = make("input", { placeholder: CHANGES[0], autocomplete: "off", enterkeyhint: "go", disabled: true });
+const alter = make("button", { disabled: true }, "Change");
+const editing = make("form.row", {}, field("change", "Change this picture", change), alter);
+const gallery = make("div.gallery", { "aria-label": "Pictures so far", role: "group" });
+const beside = make("div", { "aria-live": "polite" }),
+  mistakes = make(
+    "details",
+    {},
+    make("summary", {}, "What if one line were wrong?"),
+    make(
+      "p",
+      {},
+      "The ",
+      make("a", { href: "atlas.html" }, "atlas"),
+      "'s mistakes, live: choose one, and the same words and noise are drawn again by a script with that line.",
+    ),
+    ...[1, 2, 3, 4, 5].map((chapter) =>
+      make(
+        "div.row.chapter",
+        {},
+        make("span", {}, `Chapter ${chapter}`),
+        toggles(
+          `Mistakes of chapter ${chapter}`,
+          MISTAKES.filter(([of]) => of === chapter).map(([, name]) => [name, name]),
+          null,
+          (name) => drawMistake(name),
+        ),
+      ),
+    ),
+    beside,
+  );
+page.replaceChildren(
+  form,
+  choices(EXAMPLES, (text) => {
+    prompt.value = text;
+    run(wished());
+  }),
+  make("p", {}, status),
+  progress,
+  make(
+    "div.stage",
+    {},
+    make("div", {}, make("div.layers", {}, canvas, brush.sheet), make("p.row", {}, brushing, wipe), make("p.row", {}, download, link)),
+    make(
+      "div.side",
+      {},
+      film,
+      reads,
+      editing,
+      choices(CHANGES, (text) => {
+        change.value = text;
+        if (shown) run(changed());
+      }),
+      gallery,
+    ),
+  ),
+  mistakes,
+);
+
+let painter,
+  shown,
+  running = 0;
+
+/** What the form says, or a sentence on what is wrong with it. */
+function wished() {
+  const [width, height] = size.value.split("x").map(Number),
+    value = seed.value.trim();
+  if (!/^\d+$/.test(value) || BigInt(value) >= 2n ** 64n)
+    throw new Error(`A seed is a whole number from 0 to 2⁶⁴ − 1, ${value || "nothing"} is not.`);
+  return {
+    prompt: prompt.value,
+    seed: BigInt(value),
+    steps: Number(steps.value),
+    width,
+    height,
+    model: model.value,
+    guidance: model.value === "nano" ? 1 : Number(guidance.value),
+  };
+}
+
+/** The same again with the picture that is shown as reference. */
+function changed() {
+  const { rgba, width, height } = shown.picture;
+  return {
+    ...wished(),
+    prompt: change.value || CHANGES[0],
+    width,
+    height,
+    reference: { rgba, width, height },
+    mask: brush.painted(),
+    first: shown.wish.first ?? shown.wish,
+  };
+}
+
+/** What the brush changes in the form. */
+function told() {
+  const painted = brush.painted();
+  wipe.disabled = !painted;
+  alter.textContent = painted ? "Change what is painted" : "Change";
+}
+
+brushing.onclick = () => {
+  const now = brush.sheet.hidden;
+  brush.sheet.hidden = !now;
+  brushing.setAttribute("aria-pressed", String(now));
+  if (!now) return;
+  paint(canvas, shown.picture);
+  status.value = "Paint over what may change, and say below what is to be there. All other pixels stay as they are.";
+};
+wipe.onclick = () => brush.set(null);
+
+function busy(now) {
+  stop.disabled = !now;
+  page.setAttribute("aria-busy", now);
+  for (const element of [change, alter, download, link, brushing]) element.disabled = !shown;
+}
+
+async function run(wish) {
+  const mine = ++running,
+    { first, ...asked } = wish,
+    frames = [],
+    { width, height } = wish,
+    limits = describeLimits(wish.model, wish.prompt, width, height);
+  painter ??= new Painter();
+  busy(true);
+  film.replaceChildren();
+  progress.removeAttribute("value");
+  status.value = "Loading";
+  progress.hidden = false;
+  let seen = null,
+    slow = "";
+  const keep = (step) => {
+    const picture = { rgba: step.rgba, width, height },
+      small = paint(document.createElement("canvas"), picture);
+    small.setAttribute("aria-hidden", "true");
+    const look = make(
+      "button",
+      {
+        type: "button",
+        "aria-label": `Show the picture expected after step ${step.index + 1}`,
+        onclick: () => paint(canvas, picture),
+      },
+      small,
+      make("span", {}, `t = ${step.t_next.toFixed(2)}`),
+    );
+    frames.push(make("li", {}, look));
+    seen = { picture, step };
+    if (!calm()) {
+      film.append(frames.at(-1));
+      paint(canvas, picture);
+    }
+  };
+  try {
+    const { stopped, seconds } = await painter.ask("draw", asked, {
+      loading: ({ loaded, total }) => {
+        progress.max = total;
+        progress.value = loaded;
+        status.value = `Loading: ${megabytes(loaded)} of ${megabytes(total)}`;
+      },
+      read: (found) => {
+        progress.hidden = true;
+        tell(found);
+        if (!found.wasm)
+          slow = " This browser runs without WebAssembly here: slower, and on the way there are rough pictures only.";
+      },
+      step: (step) => {
+        if (mine !== running) return;
+        brush.sheet.hidden = true; // the film is seen; the mask stays
+        brushing.setAttribute("aria-pressed", "false");
+        status.value = `Step ${step.index + 1} of ${step.steps}, noise level ${step.t.toFixed(2)} to ${step.t_next.toFixed(2)}.`;
+        if (step.rgba) keep(step);
+        else if (step.rough && !calm()) enlarge(step.rough, wish);
+      },
+    });
+    if (mine !== running) return;
+    if (calm()) film.append(...frames);
+    if (!seen) status.value = "Stopped before the first step.";
+    else {
+      status.value =
+        (stopped
+          ? `Stopped after ${seen.step.index + 1} of ${seen.step.steps} steps: this is the picture expected from there.`
+          : `Drawn in ${seconds.toFixed(1)} s.`) +
+        slow +
+        (limits && ` ${limits}`);
+      show({ picture: seen.picture, wish, stopped });
+      const back = shown,
+        button = make(
+          "button",
+          { type: "button", "aria-label": `Show again: ${wish.prompt}`, onclick: () => show(back) },
+          paint(document.createElement("canvas"), seen.picture),
+        );
+      gallery.prepend(button);
+    }
+  } catch (error) {
+    if (mine === running) status.value = error.message;
+  }
+  if (mine === running) {
+    progress.hidden = true;
+    busy(false);
+  }
+}
+
+/** The picture that is shown, drawn again with a mistake, beside the right one. */
+let drawnMistakes = 0;
+async function drawMistake(name) {
+  const mine = ++drawnMistakes,
+    [, , lines] = MISTAKES.find(([, its]) => its === name);
+  for (const button of mistakes.querySelectorAll("[aria-pressed]"))
+    button.setAttribute("aria-pressed", String(button.textContent === name));
+  beside.replaceChildren("Drawing …");
+  if (!shown) await run(wished());
+  if (!shown || mine !== drawnMistakes) return;
+  const { picture, wish } = shown,
+    { first, ...asked } = wish,
+    { width, height } = picture;
+  let rgba;
+  try {
+    await painter.ask("draw", { ...asked, mistake: name }, { step: (step) => (rgba = step.rgba ?? rgba) });
+  } catch (error) {
+    if (mine === drawnMistakes) beside.replaceChildren(error.message);
+    return;
+  }
+  if (mine !== drawnMistakes || !rgba) return;
+  const apart = rgba.reduce((sum, level, i) => sum + Math.abs(level - picture.rgba[i]), 0) / (0.75 * rgba.length);
+  beside.replaceChildren(
+    make(
+      "div.row.maps",
+      {},
+      figure(paint(make("canvas", { "aria-label": `Right: ${wish.prompt}` }), picture), "right"),
+      figure(paint(make("canvas.wrong", { "aria-label": `${name}: ${wish.prompt}` }), { rgba, width, height }), name),
+    ),
+    make(
+      "pre",
+      { tabindex: 0 },
+      make("code", {}, lines.map(([right, wrong]) => `- ${right}\n+ ${wrong}`).join("\n")),
+    ),
+    make("p", {}, `${apart.toFixed(1)} of 255 levels changed on average.`),
+  );
+}
+
+/** A rough picture, as large as the picture will be. */
+function enlarge(rough, { width, height }) {
+  const small = paint(document.createElement("canvas"), rough);
+  Object.assign(canvas, { width, height });
+  canvas.getContext("2d").drawImage(small, 0, 0, width, height);
+}
+
+function show(drawn) {
+  shown = drawn;
+  paint(canvas, drawn.picture);
+  brush.set(drawn.wish.mask);
+  canvas.setAttribute("aria-label", `Drawn by klein-nano: ${drawn.wish.prompt}`);
+  const root = drawn.wish.first ?? drawn.wish,
+    { width, height } = root;
+  const about = {
+    prompt: root.prompt,
+    seed: root.seed,
+    size: `${width}x${height}`,
+    steps: root.steps,
+    model: root.model,
+    ...(root.guidance > 1 && { guidance: root.guidance }),
+    ...(drawn.wish.first && { change: drawn.wish.prompt }),
+  };
+  history.replaceState(null, "", `#${new URLSearchParams(about)}`);
+  download.title = drawn.stopped
+    ? "A run that was stopped cannot be drawn again from its file"
+    : drawn.wish.reference
+      ? "Drawn again with --like and the picture before as --image"
+      : "";
+  busy(false);
+}
+
+function tell({ tokens, most }) {
+  words.replaceChildren(
+    ...tokens.map(({ id, text, mine }) =>
+      make(mine ? "span.mine" : "span", { title: `id ${id}` }, text.replace(/\n/g, "↵"), make("sub", {}, String(id))),
+    ),
+  );
+  words.append(` ${tokens.length} of ${most} tokens; the pale ones are the chat template.`);
+}
+
+form.onsubmit = (event) => {
+  event.preventDefault();
+  try {
+    run(wished());
+  } catch (error) {
+    status.value = error.message;
+  }
+};
+editing.onsubmit = (event) => {
+  event.preventDefault();
+  if (shown)
+    try {
+      run(changed());
+    } catch (error) {
+      status.value = error.message;
+    }
+};
+stop.onclick = () => painter.stop();
+dice.onclick = () => {
+  seed.value = Math.floor(Math.random() * 2 ** 31);
+  form.requestSubmit();
+};
+model.onchange = () => {
+  ({ steps: steps.value, guidance: guidance.value } = MODELS[model.value]);
+  guided.hidden = model.value === "nano";
+};
+prompt.oninput = () => {
+  if (shown && !page.matches("[aria-busy=true]"))
+    painter.ask("read", { prompt: prompt.value }, { read: tell }).catch((error) => {
+      status.value = error.message;
+    });
+};
+download.onclick = async () => {
+  const { picture, wish } = shown,
+    url = URL.createObjectURL(await png(picture, describe(wish)));
+  make("a", {
+    href: url,
+    download: `${wish.prompt.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}-${wish.seed}.png`,
+  }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+};
+link.onclick = async () => {
+  await navigator.clipboard.writeText(location.href).then(
+    () => {
+      status.value = "The link is in the clipboard; it stands in the address bar, too.";
+    },
+    () => {
+      status.value = "The link stands in the address bar.";
+    },
+  );
+};
+
+/** A link's wishes, into the form; nothing is drawn before the visitor says so. */
+function fill() {
+  const told = new URLSearchParams(location.hash.slice(1)),
+    set = (name, input) => {
+      if (told.has(name)) input.value = told.get(name);
+    };
+  if (model.querySelector(`[value="${CSS.escape(told.get("model") ?? "nano")}"]`)) {
+    model.value = told.get("model") ?? "nano";
+    model.onchange();
+  }
+  set("prompt", prompt);
+  set("seed", seed);
+  set("steps", steps);
+  set("guidance", guidance);
+  set("change", change);
+  if (SIZES.includes(told.get("size"))) size.value = told.get("size");
+}
+if (location.hash.includes("=")) fill();
+else show_stored();
+
+/** Before anything is loaded: the run of the first example, drawn when the site was made (`python -m tools.live`). */
+function show_stored() {
+  const pictures = [1, 2, 3, 4].map((step) =>
+    make("img", { src: `images/draw-${step}.png`, width: SIZE, height: SIZE, alt: `Expected after step ${step}` }),
+  );
+  const last = make("img", { src: "images/draw-4.png" });
+  last.onload = () => {
+    if (!running) canvas.getContext("2d").drawImage(last, 0, 0, SIZE, SIZE);
+  };
+  film.replaceChildren(...pictures.map((picture) => make("li", {}, picture)));
+  canvas.setAttribute("aria-label", `Drawn by klein-nano: ${EXAMPLES[0]}`);
+  status.value =
+    `A stored run of this prompt. Nothing has been loaded yet: the first picture of your own loads ` +
+    `${megabytes(BYTES.first)}, and your browser keeps them.`;
+}

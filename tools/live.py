@@ -1,0 +1,261 @@
+"""What the site's pages take to draw in a visitor's browser: scripts, and klein-nano, sharded by what needs a weight.
+
+Both are copied beside the chapters when the site is built, each to a folder named after its content: a browser that
+keeps an old script never meets new weights. Matrices travel as 8-bit numbers with a scale per row: half the bytes, and
+pictures that no eye can tell from the others (a test measures them).
+
+    python -m tools.live    draws the run that the page Draw shows before a visitor has loaded anything, and fits the
+                            matrix of its fast preview
+"""
+
+import ast
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import struct
+import textwrap
+from pathlib import Path
+
+import numpy as np
+
+from kleinlite.nano import limits
+
+SCRIPTS = Path(__file__).parent / "javascript"
+NANO = Path(__file__).parents[1] / "kleinlite" / "nano" / "weights"
+FOLDER = "live"  # beside the chapters; not in git
+PICTURES = f"{FOLDER}/pictures"  # those of the notebooks, as files
+WORKBOOK = f"{FOLDER}/workbook"  # the chapters with holes, to be downloaded
+PARTS = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer", "vae", "base")
+FIRST, MODELS = 8_000_000, 20_000_000  # bytes: before the first picture, and in all
+EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope|latent)_explorer|attention_viewer)\(")
+CODE = re.compile(r"\{\{#(js|py) ([\w.]+)\}\}")
+MARK = re.compile(r"\{\{#live (\w+)\}\}")
+
+
+def split_shards(file: Path, later: str) -> dict[str, bytes]:
+    """A safetensors file as one or two shards and their index, by file name: first what is needed at once."""
+    content = file.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    about = header.pop("__metadata__", None)
+    parts = [[n for n in header if not re.match(later, n)], [n for n in header if re.match(later, n)]]
+    parts = [names for names in parts if names]
+    found, where = {}, {}
+    for i, names in enumerate(parts, start=1):
+        name = f"{file.stem}-{i:05}-of-{len(parts):05}.safetensors"
+        entries, body = {"__metadata__": about} if about else {}, b""
+        for tensor in names:
+            first, end = header[tensor]["data_offsets"]
+            entries[tensor] = header[tensor] | {"data_offsets": [len(body), len(body) + end - first]}
+            body += data[first:end]
+            where[tensor] = name
+        head = json.dumps(entries, separators=(",", ":")).encode()
+        head += b" " * (-len(head) % 8)
+        found[name] = struct.pack("<Q", len(head)) + head + body
+    index = {"metadata": {"total_size": len(data)}, "weight_map": where}
+    return found | {f"{file.name}.index.json": json.dumps(index).encode()}
+
+
+def pack_shard(content: bytes) -> bytes:
+    """A safetensors file whose float16 matrices are 8-bit numbers, zipped.
+
+    A matrix `name` becomes whole numbers from -127 to 127 (I8) and `name.scale` (F32), one for each of its rows, which
+    for a convolution are its output channels: weight = number · scale.
+    """
+    (size,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    entries, body = {}, b""
+
+    def add(name: str, dtype: str, shape: list[int], values: bytes) -> None:
+        nonlocal body
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(values)]}
+        body += values
+
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        first, end = tensor["data_offsets"]
+        values, shape = data[first:end], tensor["shape"]
+        if tensor["dtype"] == "F16" and len(shape) > 1:
+            rows = np.frombuffer(values, "<f2").reshape(shape[0], -1).astype(np.float32)
+            scale = np.maximum(np.abs(rows).max(axis=1), 1e-12) / 127
+            add(f"{name}.scale", "F32", [shape[0]], scale.astype("<f4").tobytes())
+            add(name, "I8", shape, np.round(rows / scale[:, None]).astype(np.int8).tobytes())
+        else:
+            add(name, tensor["dtype"], shape, values)
+    head = json.dumps(entries, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return gzip.compress(struct.pack("<Q", len(head)) + head + body, mtime=0)
+
+
+def pack_model(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The model's files as the site serves them: shards packed, and .gz behind their names."""
+    packed = {f"{path}.gz": pack_shard(content) for path, content in files.items() if path.endswith(".safetensors")}
+    return packed | {path: content for path, content in files.items() if not path.endswith(".safetensors")}
+
+
+def read_model(nano: Path = NANO) -> dict[str, bytes]:
+    """The model's folder in shards, by path. What drawing does without has shards of its own."""
+    config = json.loads((nano / "text_encoder/config.json").read_text("utf-8"))
+    out_layers = json.loads((nano / "model_index.json").read_text("utf-8"))["text_encoder_out_layers"]
+    above = "|".join(str(layer) for layer in range(max(out_layers), config["num_hidden_layers"]))
+    later = {"vae": r"(encoder|quant_conv)\.", "text_encoder": rf"model\.(norm|layers\.({above}))\."}
+    found = {}
+    for file in sorted(f for f in nano.rglob("*") if f.suffix in (".json", ".safetensors")):
+        path = file.relative_to(nano)
+        if path.parts[0] not in PARTS:
+            continue
+        if file.suffix == ".json":
+            found[path.as_posix()] = file.read_bytes()
+        else:
+            cut = split_shards(file, later.get(path.parts[0], r"$^"))
+            found |= {(path.parent / name).as_posix(): content for name, content in cut.items()}
+    return found
+
+
+def count_bytes(files: dict[str, bytes]) -> dict[str, int]:
+    """Bytes that the browser loads: before the first picture, to edit, and for the base model."""
+    sizes = {path: len(content) for path, content in files.items()}
+    base = {path for path in sizes if path.startswith("base/")}
+    later = {path for path in sizes if "-00002-of-" in path} - base
+    encoder = {path for path in later if path.startswith("vae/")}
+    unread = {path for path in sizes if path.startswith("scheduler/") or path.endswith("tokenizer_config.json")}
+    first = sizes.keys() - base - later - unread
+    return {
+        name: sum(sizes[p] for p in paths) for name, paths in (("first", first), ("encoder", encoder), ("base", base))
+    }
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whose path follows from its content, once: written again, `mdbook serve` would build for ever."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def remove_others(folder: Path, names: set[str]) -> None:
+    """What an earlier build left in a folder that shall hold these files alone."""
+    for old in folder.glob("*"):
+        if old.name not in names:
+            old.unlink()
+
+
+def write_folder(folder: Path, name: str, files: dict[str, bytes]) -> str:
+    """Write files to folder/name-HASH, and remove what was there before under that name; returns name-HASH."""
+    digest = hashlib.sha256()
+    for path, content in files.items():
+        digest.update(f"{path} {len(content)}\n".encode() + content)
+    called = f"{name}-{digest.hexdigest()[:10]}"
+    for old in folder.glob(f"{name}-*"):
+        if old.name != called:
+            shutil.rmtree(old)
+    for path, content in files.items():
+        write_file(folder / called / path, content)
+    return called
+
+
+def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
+    """Write scripts and model beside the chapters; returns the scripts' folder as pages say it, and what is wrong."""
+    files = pack_model(read_model(nano))
+    model, loads = write_folder(source / FOLDER, "nano", files), count_bytes(files)
+    total, problems = sum(map(len, files.values())), []
+    if loads["first"] > FIRST:
+        problems.append(f"The first picture would load {loads['first'] / 1e6:.0f} MB, it may load {FIRST / 1e6:.0f} MB")
+    if total > MODELS:
+        problems.append(
+            f"The models on the site would weigh {total / 1e6:.0f} MB, they may weigh {MODELS / 1e6:.0f} MB"
+        )
+    size = json.loads(files["vae/config.json"])["sample_size"]
+    sums = {path: [len(content), hashlib.sha256(content).hexdigest()] for path, content in sorted(files.items())}
+    says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size, "FILES": sums, "LIMITS": say_limits()}
+    served = (".js", ".wasm", ".css", ".bin")
+    scripts = {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in served}
+    scripts["model.js"] = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in says.items()).encode()
+    return f"{FOLDER}/{write_folder(source / FOLDER, 'scripts', scripts)}", problems
+
+
+def say_limits() -> dict[str, list[str] | int | str]:
+    """What `limits.describe_limits` knows, for the script that says the same."""
+    return {
+        "words": sorted(limits.WORDS),
+        "things": sorted(limits.THING_WORDS),
+        "notBehind": sorted(limits.NOT_BEHIND),
+        "most": limits.MOST_THINGS,
+        "draws": limits.DRAWS,
+    }
+
+
+def render_script(name: str, scripts: str) -> str:
+    """The HTML that brings a script and the looks of what it makes."""
+    sheet, script = f'<link rel="stylesheet" href="{scripts}/live.css">', f"{scripts}/{name}.js"
+    return f'{sheet}\n<script type="module" src="{script}"></script>'
+
+
+def render_place(name: str, scripts: str) -> str:
+    """The HTML of a page's living part; until its script runs it says why it does not."""
+    unable = "This needs JavaScript. Without it, chapter 0 shows stored pictures."
+    local = (
+        "Browsers do not let a page opened from a file load scripts: run <code>make serve</code> and open its address."
+    )
+    return "\n".join([
+        f'<div id="live-{name}" class="live"><noscript>{unable}</noscript></div>',
+        f'<script>if (location.protocol === "file:") document.getElementById("live-{name}").innerHTML =',
+        f'"{local}"</script>',
+        render_script(name, scripts),
+    ])  # fmt: skip
+
+
+def mark_still(output: str, explorer: str) -> str:
+    """A stored output, marked as the still in whose place a script puts the explorer."""
+    return output.replace('<div class="output">', f'<div class="output" data-explorer="{explorer}">', 1)
+
+
+def render_excerpt(package: Path, language: str, name: str) -> str:
+    """A definition as it stands in klein.js, or in a module of the package (`module.name`), as a block of Markdown."""
+    lines, first, end = [], None, None
+    if language == "js":
+        lines = (SCRIPTS / "klein.js").read_text("utf-8").split("\n")
+        opens = re.compile(rf" *(export )?(async )?(function )?\*?{name}\(.*[{{}}]$")
+        first = next((i for i, line in enumerate(lines) if opens.match(line)), None)
+        if first is not None:
+            inside = re.match(" *", lines[first])[0]
+            closed = lines[first].endswith("}")
+            end = first if closed else next(i for i in range(first, len(lines)) if lines[i].startswith(f"{inside}}}"))
+            while re.match(r" *(//|/\*\*| \* )", lines[first - 1]):
+                first -= 1
+    else:
+        module, _, name = name.partition(".")
+        source = (package / f"{module}.py").read_text("utf-8")
+        lines = source.split("\n")
+        node = next((n for n in ast.parse(source).body if getattr(n, "name", None) == name), None)
+        if node:
+            first, end = node.lineno - 1, node.end_lineno - 1
+    if first is None:
+        raise LookupError(f"there is no {name} to show")
+    text = textwrap.dedent("\n".join(lines[first : end + 1]))
+    return f"```{'javascript' if language == 'js' else 'python'}\n{text}\n```"
+
+
+def draw_stored() -> None:
+    """The pictures expected after each of the four steps of Draw's first prompt, into notebooks/images."""
+    from kleinlite import Klein  # the site itself is built without MLX
+
+    prompt = re.search(r'EXAMPLES = \[\s*"(.+?)"', (SCRIPTS / "draw.js").read_text("utf-8"))[1]
+    for step in Klein.from_pretrained("nano").stream(prompt, seed=7, progress=False):
+        step.preview().save(NANO.parents[2] / f"notebooks/images/draw-{step.index + 1}.png", optimize=True)
+
+
+def store_preview() -> None:
+    """The matrix (129, 48) of the fast preview, float32 numbers row by row, beside the scripts."""
+    from kleinlite import Klein
+    from kleinlite.inference.fast_preview import fit_preview
+
+    matrix = fit_preview(Klein.from_pretrained("nano").autoencoder)
+    (SCRIPTS / "fast_preview.bin").write_bytes(struct.pack(f"<{matrix.size}f", *matrix.flatten().tolist()))
+
+
+if __name__ == "__main__":
+    draw_stored()
+    store_preview()

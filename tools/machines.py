@@ -1,0 +1,105 @@
+"""The tables of the page "Which machine runs what", from the plan and the operations of each model.
+
+python -m tools.machines     write them into notebooks/machines.md
+"""
+
+from pathlib import Path
+
+from kleinlite.inference.memory_check import plan_networks, window_configs
+from kleinlite.memory import count_prompt, count_step
+from kleinlite.models.configs import RELEASED_CONFIGS
+from kleinlite.models.registry import MODELS
+from kleinlite.quantization import QUANT_SPECS
+
+PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "machines.md"
+MACS = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)  # GB
+
+# TFLOP/s in 16 bits without sparsity. M1, M1 Max and M2: Apple's own numbers. Other Macs: units · 2 · clock. Cards:
+# tensor cores that add up in float32, as the makers' data sheets have them.
+CHIPS = {
+    "M1": 2.6, "M2": 3.6, "M4": 4.0, "M3 Pro": 6.4, "M4 Pro": 8.0, "M1 Max": 10.4, "M3 Max": 14.3, "M4 Max": 17.2,
+    "RTX 3060": 25, "RTX 3090": 71, "RTX 4090": 165,
+}  # fmt: skip
+
+
+def stored_bits(size: str, kind: str) -> tuple[float, float]:
+    """Of the released single files, whose text encoder is in 16 bits."""
+    released = MODELS[f"{size}-{kind}"]
+    return 8 * released.transformer_bytes / MODELS[size].size.transformer_parameters, 16
+
+
+def precisions(size: str) -> dict[str, tuple[float, float]]:
+    """Bits per weight of the transformer and of the text encoder in each row of the page."""
+    packed = {f"{q} bits": (QUANT_SPECS[q].bits_per_weight,) * 2 for q in (8, 6, 5, 4, 3)}
+    if size in ("z-image", "flux3"):  # their makers publish no smaller files
+        return {"bfloat16": (16, 16), **packed}
+    return {
+        "bfloat16": (16, 16),
+        "FP8 file": stored_bits(size, "fp8"),
+        **packed,
+        "NVFP4 file": stored_bits(size, "nvfp4"),
+    }
+
+
+def fits(needed: float) -> str:
+    """The smallest Mac whose GPU may use that much."""
+    return f"{next(mac for mac in MACS if needed <= mac * 2**30 * (2 / 3 if mac <= 36 else 3 / 4))} GB"
+
+
+def table() -> list[str]:
+    """The rows of "Which machine runs what": memory at most, and the smallest Mac, for two sizes of picture."""
+    lines = []
+    known = {"4b": "`4b`, `base-4b`", "9b": "`9b`, `base-9b`, `9b-kv`", "z-image": "`z-image-turbo`"}
+    known["flux3"] = "`flux3`, `flux3-base`"
+    for size, names in known.items():
+        configs = window_configs(RELEASED_CONFIGS[size])
+        for precision, bits in precisions(size).items():
+            plans = [plan_networks(configs, width=side, height=side, bits=bits, cpu=False) for side in (512, 1024)]
+            on_cpu = plan_networks(configs, width=512, height=512, bits=bits, cpu=True)
+            cells = [cell for plan in plans for cell in (f"{plan.peak_bytes / 1e9:.1f}", fits(plan.peak_bytes))]
+            weights = " + ".join(f"{n / 1e9:.2f}" for n in plans[0][:3])
+            lines.append(f"| {names} | {precision} | {weights} | {' | '.join(cells)} | {on_cpu.peak_bytes / 1e9:.1f} |")
+            names = ""
+    return lines
+
+
+def count_operations(size: str, side: int) -> tuple[int, int]:
+    """Of the prompt, and of one step for a picture of this side."""
+    transformer, text_encoder, _ = RELEASED_CONFIGS[size]
+    step = count_step(transformer, text_encoder.max_length, (side // 16) ** 2)
+    return count_prompt(text_encoder).total, step.total
+
+
+def tell_seconds(time: float) -> str:
+    """As many digits as a prediction deserves: 118, 5.4, 0.71."""
+    return f"{time:.{0 if time >= 10 else 1 if time >= 1 else 2}f}"
+
+
+def seconds_table() -> list[str]:
+    """The rows of "How long it takes": a step, and the prompt with four steps, if nothing but products took time."""
+    lines = []
+    for chip, tflops in CHIPS.items():
+        cells = [chip, f"{tflops:g}"]
+        for size, side in (("4b", 512), ("4b", 1024), ("9b", 512), ("9b", 1024)):
+            prompt, step = (operations / 1e12 / tflops for operations in count_operations(size, side))
+            cells.append(f"{tell_seconds(step)}, {tell_seconds(prompt + 4 * step)}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def replace_rows(lines: list[str], start: str, rows: list[str]) -> list[str]:
+    """The page's lines with other rows in the table whose first row begins so."""
+    first = next(i for i, line in enumerate(lines) if line.startswith(start))
+    last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
+    return [*lines[:first], *rows, *lines[last:]]
+
+
+def main() -> None:
+    lines = PAGE.read_text("utf-8").split("\n")
+    lines = replace_rows(lines, "| `4b`, `base-4b` | bfloat16", table())
+    lines = replace_rows(lines, "| M1 |", seconds_table())
+    PAGE.write_text("\n".join(lines), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""nano in one look: the adapter "one-look", for chapter 12.
+
+    python -m tools.one_look              train it, about forty minutes of one core, and write it
+    python -m tools.one_look --judge      count right pictures with and without it, on the test set
+
+A LoRA of nano learns to land in one look where nano's own four steps lead. Regression, and nothing else: no
+discriminator, no data but captions that may be trained on. A step's lesson depends on its number alone.
+"""
+
+import argparse
+import random
+from collections.abc import Iterator
+from itertools import count, islice
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from tqdm.auto import tqdm
+
+from kleinlite import Klein
+from kleinlite.lora import attach, freeze_except, new_deltas
+from kleinlite.measuring import paired_difference, share_error, sign_test
+from kleinlite.models.lora_files import write_adapter
+from kleinlite.nano.evaluate import TEST, draw_all, examine, held_out_captions
+from kleinlite.nano.loras import FOLDER
+from kleinlite.position_ids import Rope, image_ids, text_ids
+from kleinlite.sampling import schedule
+from kleinlite.scenes import captions, held_out, sample, sample_one, scene_held_out
+from kleinlite.training import learning_rate
+from kleinlite.transformer import Transformer
+
+NAME = "one-look"
+RANK = 32
+STEPS = 1200
+BATCH = 16
+GRID = (6, 6)
+TOKENS = 36
+
+
+def lesson_captions(step: int) -> Iterator[str]:
+    """Captions of scenes that may be trained on; three in ten show one shape alone."""
+    rng = random.Random(step)
+    for seed in count(64 * step):
+        scene = (sample if rng.random() < 0.7 else sample_one)(seed)
+        texts = [text for text in captions(scene) if not held_out(text)]
+        if texts and not scene_held_out(scene):
+            yield rng.choice(texts)
+
+
+def jump_loss(net: Transformer, x: mx.array, txt: mx.array, velocity: mx.array, rope: Rope) -> mx.array:
+    """How far one look at the noise x (b, n, 128) is from the mean velocity of the whole way."""
+    return ((net(x, txt, 1.0, rope=rope) - velocity) ** 2).mean()
+
+
+def train() -> None:
+    """Train the adapter and write it among those that come with nano."""
+    teacher = Klein.from_pretrained("nano")
+    net = Klein.from_pretrained("nano").transformer
+    deltas = new_deltas(net, RANK, mx.random.key(0))
+    attach(net, NAME, deltas)
+    freeze_except(net, deltas)
+    times = [float(t) for t in schedule(4, TOKENS)]
+    rope = net.rope(image_ids(*GRID), text_ids(teacher.info.max_length))
+    rate = learning_rate(1e-3, STEPS, warmup=20)
+    optimizer = optim.AdamW(rate, betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+    value_and_grad = nn.value_and_grad(net, jump_loss)
+    bar = tqdm(range(STEPS), desc=NAME)
+    for step in bar:
+        txt = teacher.encode_prompt(list(islice(lesson_captions(step), BATCH)))
+        eps = mx.random.normal((BATCH, TOKENS, 128), key=mx.random.key(step))
+        x = eps
+        for t, t_end in zip(times, times[1:]):
+            x = x + (t_end - t) * teacher.transformer(x, txt, t, rope=rope)
+        loss, gradients = value_and_grad(net, eps, txt, eps - x, rope)
+        optimizer.update(net, gradients)
+        mx.eval(net.trainable_parameters(), optimizer.state)
+        bar.set_postfix(loss=f"{loss.item():.4f}")
+    write_adapter(FOLDER / f"{NAME}.safetensors", deltas, trained={"model": "nano", "steps": STEPS, "rank": RANK})
+
+
+def whole_pictures(cases: list, looks: int, loras: tuple[str, ...] = ()) -> list[bool]:
+    """Which captions are answered in full."""
+    klein = Klein.from_pretrained("nano", loras=loras)
+    pictures = draw_all(klein, [caption for _, caption in cases], steps=looks)
+    return [all(result.values()) for result in examine(pictures, cases)]
+
+
+def judge(number: int) -> None:
+    """Print the share of whole pictures of each row, and its difference from nano's four looks by pairs."""
+    cases = held_out_captions(number, TEST)
+    four = whole_pictures(cases, 4)
+    rows = {
+        "four looks": four,
+        "two looks": whole_pictures(cases, 2),
+        "one look": whole_pictures(cases, 1),
+        "one look, with one-look": whole_pictures(cases, 1, (NAME,)),
+    }
+    print(f"nano, {number} captions of the test set")
+    for title, right in rows.items():
+        share = 100 * sum(right) / number
+        change, error = paired_difference(four, right)
+        pairs = list(zip(four, right))
+        p = sign_test(pairs.count((False, True)), pairs.count((True, False)))
+        print(
+            f"{title:24} {sum(right):4} = {share:5.1f} ± {100 * share_error(sum(right), number):.1f} % whole", end="; "
+        )
+        print(f"less than four looks by {-100 * change:.1f} ± {100 * error:.1f} points, p = {p:.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train or judge the adapter for one look.")
+    parser.add_argument("--judge", action="store_true", help="count right pictures with and without it")
+    parser.add_argument("--captions", type=int, default=300, metavar="N", help="for --judge (default: %(default)s)")
+    options = parser.parse_args()
+    if options.judge:
+        judge(options.captions)
+    else:
+        train()
+
+
+if __name__ == "__main__":
+    main()

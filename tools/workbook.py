@@ -1,0 +1,297 @@
+"""The workbook: every chapter with the bodies of its most instructive functions taken out, and a check behind each.
+
+    python -m tools.workbook write       workbook/01_autoencoder.ipynb, …; files that are there are kept
+    python -m tools.workbook check 05    put the module that workbook/05_transformer.ipynb writes under the book's tests
+
+Nothing is written twice: the holes are the names in `kleinlite.book.holes`, the bodies stand in the chapters, and what
+is right is what the promoted modules answer. Signature, docstring and the comments that tell shapes stay. Prose
+beside a hole that has a formula or a piece of code folds into a hint.
+"""
+
+import argparse
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from kleinlite.book.holes import HOLES
+from tools import promote
+from tools.notebooks import to_json
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = re.search(r'^Book = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)[1]
+EXPORT = re.compile(r"^#\| ?export *([a-z]\w*\.[a-z]\w*)?\s*$", re.M)  # a module's name, where it is not the chapter's
+LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
+SHAPE = re.compile(
+    r"#\s*((?:[^()#]*: )?\([^()]*,[^()]*\).*)$"
+)  # a comment that begins with a shape, or "words: (shape)"
+GIVES_AWAY = re.compile(r"\$\$|`[^`\n]*[=+*/(][^`\n]*`|\$[^$\n]*=[^$\n]*\$")
+WAITING = "Your turn: "
+TESTED = "`make check-mine CH={}` puts all of it under the book's own tests. "
+DRAWN = ("autoencoder", "position_ids", "text_encoder", "sampling", "transformer", "pipeline")  # what a picture runs on
+DRAW = """\
+from kleinlite.book.workbook import installed
+from kleinlite.pipeline import Klein as Finished
+
+with installed("{module}", globals()):
+    picture = Finished.from_pretrained()("a red house under a yellow sun", seed=7, progress=False)
+picture"""
+
+
+def module_of(notebook: dict) -> str:
+    """The module that a notebook writes, "" if none."""
+    source = next(("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"), "")
+    found = re.search(r"^#\| ?default_exp +(\w+)", source, re.M)
+    return found[1] if found else ""
+
+
+def holes_in(cell: dict, module: str) -> list[str]:
+    """The holes of a cell of a chapter that writes this module: "sampling.noised"."""
+    source = "".join(cell["source"])
+    mark = EXPORT.search(source) if cell["cell_type"] == "code" else None
+    if not mark:
+        return []
+    target = mark[1] or module
+    tree = ast.parse(source)
+    return [f"{target}.{hole}" for hole in HOLES.get(target, ()) if find_definition(tree, hole)]
+
+
+def find_definition(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    """The function `f`, or the method `C.f`, of a cell."""
+    body: Iterable[ast.stmt] = tree.body
+    node = None
+    for part in name.split("."):
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        node = next((n for n in body if isinstance(n, kinds) and n.name == part), None)
+        body = node.body if node else ()
+    return node
+
+
+def body_lines(node: ast.FunctionDef) -> tuple[int, int]:
+    """First and last line of what stands below the docstring, counted from 0, the last one not included."""
+    first = node.body[0]
+    if ast.get_docstring(node) is not None:
+        return first.end_lineno, node.end_lineno
+    return first.lineno - 1, node.end_lineno
+
+
+def keep_shapes(node: ast.FunctionDef, lines: list[str]) -> list[str]:
+    """The comments of a body that tell a shape, each with the name of what has it."""
+    kept = []
+    start, end = body_lines(node)
+    for number in range(start, end):
+        found = SHAPE.search(lines[number])
+        if found:
+            given = [n for n in ast.walk(node) if isinstance(n, ast.Assign) and n.end_lineno == number + 1]
+            name = f"{ast.unparse(given[0].targets[0])}: " if given else ""
+            kept.append(f"# {name}{found[1]}")
+    return kept
+
+
+def empty(source: str, holes: list[str]) -> str:
+    """A cell whose holes have no bodies."""
+    lines = source.split("\n")
+    tree = ast.parse(source)
+    found = [(name, node) for name in holes if (node := find_definition(tree, name))]
+    for name, node in sorted(found, key=lambda pair: -pair[1].lineno):
+        start, end = body_lines(node)
+        indent = " " * (node.col_offset + 4)
+        body = [*keep_shapes(node, lines), f'raise NotImplementedError("{WAITING}{name}")']
+        lines[start:end] = [indent + line for line in body]
+    return "\n".join(lines)
+
+
+def fold_hints(prose: str) -> str:
+    """Prose whose paragraphs with formulas or pieces of code are folded."""
+    blocks = re.split(r"\n\s*\n(?![^<]*</details>)", prose.strip())
+    done: list[str] = []
+    folded: list[str] = []
+    for block in [*blocks, ""]:
+        if GIVES_AWAY.search(block) and not block.startswith(("#", "<details")):
+            folded.append(block)
+            continue
+        if folded:
+            done.append("\n\n".join(["<details>\n<summary>Hint</summary>", *folded, "</details>"]))
+        folded = []
+        done.append(block)
+    return "\n\n".join(block for block in done if block)
+
+
+def prose_beside(cells: list[dict], place: int) -> set[int]:
+    """The places of the prose before a cell, over at most two cells of code, and of the prose right behind it."""
+    before = next((i for i in range(place - 1, max(place - 4, 0), -1) if cells[i]["cell_type"] == "markdown"), None)
+    behind = place + 1 if cells[place + 1]["cell_type"] == "markdown" else None
+    return {i for i in (before, behind) if i is not None}
+
+
+def make_workbook(notebook: dict, name: str) -> dict:
+    """A chapter, as read from its file, with holes; name: "04_sampling"."""
+    module = module_of(notebook)
+    cells = notebook["cells"]
+    here = {i: found for i, cell in enumerate(cells) if (found := holes_in(cell, module))}
+    hints = set().union(*(prose_beside(cells, i) for i in here))
+    made: list[dict] = []
+    for i, cell in enumerate(cells):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            source = LINK.sub(lambda link: f"]({SITE}{re.sub('[.](ipynb|md)', '.html', link[1])})", source)
+            made.append({**cell, "source": lines_of(fold_hints(source) if i in hints else source)})
+            if i == 0:
+                made.append(new_cell("markdown", "how-to", introduce(name, sum(here.values(), []))))
+            continue
+        if "promote.diff(" in source:  # a workbook is tried, not promoted
+            if module in DRAWN:
+                made.append(new_cell("markdown", "draw-it", "A picture that klein-nano draws by what you wrote above:"))
+                made.append(new_cell("code", "draw-mine", DRAW.format(module=module)))
+            continue
+        holes = here.get(i, [])
+        source = empty(source, [name_in_cell(hole) for hole in holes]) if holes else source
+        made.append({**cell, "source": lines_of(source), "outputs": [], "execution_count": None})
+        if not any(c["id"] == "check" for c in made):
+            made.append(new_cell("code", "check", "from kleinlite.book.workbook import check"))
+        if holes:
+            checks = "\n".join(f'check("{hole}", globals())' for hole in holes)
+            made.append(new_cell("code", f"check-{i}", checks))
+    return {**notebook, "cells": made}
+
+
+def name_in_cell(hole: str) -> str:
+    """sampling.noised → noised, transformer.SwiGLU.__call__ → SwiGLU.__call__"""
+    module = next(module for module in HOLES if hole.startswith(f"{module}."))
+    return hole.removeprefix(f"{module}.")
+
+
+def lines_of(source: str) -> list[str]:
+    return source.splitlines(keepends=True)
+
+
+def new_cell(kind: str, name: str, source: str) -> dict:
+    more = {"outputs": [], "execution_count": None} if kind == "code" else {}
+    return {"cell_type": kind, "id": name, "metadata": {}, "source": lines_of(source), **more}
+
+
+def introduce(name: str, holes: list[str]) -> str:
+    """What a reader has to know, at the top of a chapter."""
+    listed = ", ".join(f"`{name_in_cell(hole)}`" for hole in holes)
+    return (
+        f"> **Workbook.** In this copy of [the chapter]({SITE}{name}.html) you write {len(holes)} bodies yourself: "
+        f"{listed}. Each raises `NotImplementedError` until you do. The cell behind it then says ✓, or what differs. "
+        "What gives an answer away is folded into a *Hint*. Later cells run on what you wrote. "
+        f"{TESTED.format(name[:2]) if int(name[:2]) else ''}([How to work through this book]({SITE}workbook.html))"
+    )
+
+
+def make_all(root: Path = ROOT) -> dict[str, str]:
+    """Each chapter's workbook as a file's text, by its name."""
+    found = {}
+    for path in sorted((root / "notebooks").glob("[0-9]*.ipynb")):
+        notebook = json.loads(path.read_text("utf-8"))
+        found[path.name] = to_json(make_workbook(notebook, path.stem))
+    return found
+
+
+def write(root: Path = ROOT) -> None:
+    """Write all chapters into workbook/, beside the data that they read. A reader's file is never touched."""
+    folder = root / "workbook"
+    folder.mkdir(exist_ok=True)
+    for data in (root / "notebooks").glob("*.json"):
+        shutil.copyfile(data, folder / data.name)
+    for name, text in make_all(root).items():
+        path = folder / name
+        if path.exists():
+            print(f"workbook/{name} is there already and stays as it is: delete it for a fresh one.")
+        else:
+            path.write_text(text, "utf-8", newline="\n")
+            print(f"workbook/{name}")
+    print("Open them: .venv/bin/jupyter-lab workbook")
+
+
+def write_downloads(folder: Path, notebooks: dict[str, dict]) -> set[str]:
+    """The site's copies; returns the pages that have one. notebooks: by path, "04_sampling.ipynb"."""
+    found = set()
+    for name, notebook in notebooks.items():
+        if any(holes_in(cell, module_of(notebook)) for cell in notebook["cells"]):
+            text = to_json(make_workbook(notebook, Path(name).stem))
+            path = folder / name
+            if not path.exists() or path.read_text("utf-8") != text:  # else `mdbook serve` would build for ever
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, "utf-8", newline="\n")
+            found.add(name)
+    return found
+
+
+# ---------------------------------------------------------------- the book's tests on the reader's module
+
+
+def find_mine(chapter: str, root: Path = ROOT) -> Path:
+    """The reader's notebook of a chapter: 5, 05 or 05_transformer."""
+    number = chapter.zfill(2) if chapter.isdecimal() else chapter
+    found = [path for path in sorted((root / "workbook").glob("*.ipynb")) if number in (path.stem, path.stem[:2])]
+    if not found:
+        raise SystemExit(f"There is no workbook of chapter {chapter or '…'}: run `make workbook`, then CH=00 to CH=17.")
+    return found[0]
+
+
+def list_empty(notebook: dict) -> list[str]:
+    """The holes that nobody has filled."""
+    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    return re.findall(rf'^\s*raise NotImplementedError\("{WAITING}([\w.]+)"\)', code, re.M)
+
+
+def make_copy(folder: Path, module: promote.Module, root: Path = ROOT) -> None:
+    """The repository in a folder of its own, where one module is the reader's; weights and notebooks are links."""
+    for name in ("pyproject.toml", "notebooks", "tools", "Makefile", "README.md"):
+        (folder / name).symlink_to(root / name)
+    shutil.copytree(root / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(root / "kleinlite", folder / "kleinlite", ignore=shutil.ignore_patterns("__pycache__", "weights"))
+    (folder / "kleinlite" / "nano" / "weights").symlink_to(root / "kleinlite" / "nano" / "weights")
+    (folder / module.path).write_text(module.text, "utf-8")
+
+
+def check_mine(chapter: str, root: Path = ROOT) -> int:
+    """Run the book's tests of a chapter on what the reader wrote; returns the exit status."""
+    path = find_mine(chapter, root)
+    notebook = json.loads(path.read_text("utf-8"))
+    name = module_of(notebook)
+    waiting = list_empty(notebook)
+    if not name:
+        print(f"workbook/{path.name} writes no module of its own, so that its check cells are all its tests.")
+        return 2
+    if waiting:
+        print(f"workbook/{path.name} still waits for {', '.join(waiting)}: write them first.")
+        return 1
+    try:
+        module = next(m for m in promote.build_modules([path]) if m.path == f"kleinlite/{name}.py")
+    except promote.PromotionError as refusal:
+        print(str(refusal).replace("notebooks/", "workbook/"))
+        return 2
+    tests = [f"tests/{file.name}" for file in sorted((root / "tests").glob(f"test_{name}*.py"))]
+    with tempfile.TemporaryDirectory() as folder:
+        make_copy(Path(folder), module, root)
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", *tests]
+        command += ["tests/test_parity_blocks.py", "-k", f"test_{name}"]
+        status = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": folder}).returncode
+    verdict = "passes the book's tests" if status == 0 else "does not pass the book's tests yet: see the lines above"
+    print(f"Your {name}, from workbook/{path.name}, {verdict}.")
+    return status
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the workbook, or test what a reader wrote in it.")
+    parser.add_argument("action", choices=["write", "check"])
+    parser.add_argument("chapter", nargs="?", default="", help="with check: 5, 05 or 05_transformer")
+    options = parser.parse_args(argv)
+    if options.action == "check":
+        return check_mine(options.chapter)
+    write()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
