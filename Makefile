@@ -1,10 +1,10 @@
-# Everything this project can do; `make` alone lists it. Only Python 3.10 or newer and make are assumed: the first
+# Everything this project can do; `make` alone lists it. Only Python 3.11 or newer and make are assumed: the first
 # command that needs something installs it into .venv, with uv where there is uv, else with pip.
 
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := $(VENV)/lowest
-PYTHONS := $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10 python3.14 python
+PYTHONS := $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14 python
 .DEFAULT_GOAL := help
 MLX ?= $(shell cat $(VENV)/.mlx 2>/dev/null)
 BACKEND := $(if $(filter cuda12 cuda13,$(MLX)),-$(MLX))
@@ -12,7 +12,7 @@ BACKEND := $(if $(filter cuda12 cuda13,$(MLX)),-$(MLX))
 
 # What is said on the command line travels through the environment, word for word, so that a prompt may hold
 # apostrophes, quotes and dollar signs. A SIZE or an OUT that only happens to be in the environment is not meant.
-SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB CH ARGS
+SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB ALL CH ARGS
 $(foreach v,$(SAID),$(eval override $(v) := $(if $(findstring command,$(origin $(v))),$$(value $(v)))))
 export $(SAID)
 
@@ -60,9 +60,9 @@ lint: $(VENV)/.test$(BACKEND) ## promotion in step, types, every import downward
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
 
-test-notebooks: $(VENV)/.test$(BACKEND) ## run every notebook and compare (nbval), two at a time
-	$(if $(wildcard notebooks/*.ipynb),MLX_ENABLE_TF32=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -p nbval \
-	  --nbval-lax --nbval-current-env --nbval-cell-timeout 600 -n 2 --dist loadfile notebooks)
+test-notebooks: $(VENV)/.test$(BACKEND) ## run the notebooks and compare (nbval), two at a time (all, or NB="07 14")
+	MLX_ENABLE_TF32=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -p nbval --nbval-lax --nbval-current-env \
+	  --nbval-cell-timeout 600 -n 2 --dist loadfile $$($(BIN)/python -m tools.notebooks list $$NB)
 
 format: $(VENV)/.test$(BACKEND) ## let the formatter write notebooks and modules, then promote
 	$(BIN)/ruff check --select I --fix
@@ -78,8 +78,8 @@ check-mine: $(VENV)/.test$(BACKEND) ## put what you wrote in a workbook under th
 promote: $(VENV)/.book$(BACKEND) ## write the package from the notebooks
 	$(BIN)/python -m tools.promote
 
-run-notebooks: $(VENV)/.book$(BACKEND) ## run the notebooks and store what they show (all, or NB="01 05")
-	$(BIN)/python -m tools.notebooks run $$NB
+run-notebooks: $(VENV)/.book$(BACKEND) ## run what changed and store what it shows, two at a time (or NB="01 05", or ALL=1)
+	$(BIN)/python -m tools.notebooks run $${ALL:+--all} $$NB
 
 clean-notebooks: $(VENV)/.book$(BACKEND) ## tidy what a session in Jupyter stored (all, or NB="01 05")
 	$(BIN)/python -m tools.notebooks clean $$NB
@@ -149,12 +149,12 @@ endef
 
 $(VENV)/pyvenv.cfg:
 	@for python in $(PYTHONS); do \
-	  found=$$("$$python" -c 'import sys; sys.version_info >= (3, 10) and print(sys.executable)' 2>/dev/null); \
+	  found=$$("$$python" -c 'import sys; sys.version_info >= (3, 11) and print(sys.executable)' 2>/dev/null); \
 	  test -n "$$found" || continue; \
 	  if $(HAS_UV); then uv venv -q --python "$$found" $(VENV); else "$$found" -m venv $(VENV); fi && exit; \
 	  rm -rf $(VENV); \
 	  echo "$$found could not make an environment: install its venv module (Debian: python3-venv), or uv."; exit 1; \
 	done; \
 	if $(HAS_UV); then uv venv -q --python 3.12 $(VENV) && exit; fi; \
-	echo "Python 3.10 or newer was not found. Install one (brew install python, apt install python3), let uv bring its own"; \
+	echo "Python 3.11 or newer was not found. Install one (brew install python, apt install python3), let uv bring its own"; \
 	echo "(https://docs.astral.sh/uv), or name one: make setup PYTHON=/path/to/python3"; exit 1

@@ -641,7 +641,7 @@ def train_lora(args: argparse.Namespace) -> None:
     from .models.describe import check_base, describe
     from .pipeline import Klein
     from .trainer.folder import read_folder
-    from .trainer.lora import LoraTrainer
+    from .trainer.lora import LoraTrainer, check_output
     from .trainer.memory_plan import check_plan, plan_model_training
     from .trainer.settings import Settings
 
@@ -649,6 +649,7 @@ def train_lora(args: argparse.Namespace) -> None:
     if out.suffix != ".safetensors" or out.is_dir():
         raise UserError(f"{out} is not an adapter's file: name one that ends in .safetensors.")
     check_folder(out.parent)
+    check_output(out)
     facts = describe(args.model, args.quantize)
     settings = Settings(
         rank=args.rank, steps=args.steps, rate=args.rate, batch=args.batch, accumulate=args.accumulate,
@@ -658,7 +659,7 @@ def train_lora(args: argparse.Namespace) -> None:
     examples = read_folder(args.folder, args.size)
     if not (args.plan and facts.released):
         ensure_fetched(args.model, args.offline)
-    plan = plan_model_training(args.model, examples[0], settings, quantize=args.quantize)
+    plan = plan_model_training(args.model, examples, settings, quantize=args.quantize)
     print(f"{len(examples)} pictures of {examples[0].picture.width}x{examples[0].picture.height}. Memory: {plan}.")
     if args.plan:
         return

@@ -7,7 +7,7 @@ Letters: b pictures, n picture tokens, m text tokens, H and W pixels, gh and gw 
 Sources: the call, its rounding and its references: diffusers' Flux2KleinPipeline. References as further tokens:
 Labs et al. 2025 (FLUX.1 Kontext), arXiv 2506.15742.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal a11aabaf)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 5b37f95b)
 """
 
 import math
@@ -15,12 +15,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import mlx.core as mx
 from PIL import Image
 from tokenizers import Tokenizer
-from typing_extensions import Unpack
 
 from .autoencoder import Autoencoder
 from .inference.fast_preview import preview_pixels

@@ -1,32 +1,49 @@
 """Runs the book's notebooks and stores their outputs without noise: a second run leaves an empty git diff.
 
-    python -m tools.notebooks run [NOTEBOOK ...]      restart each, run all, store clean outputs
-    python -m tools.notebooks clean [NOTEBOOK ...]    only tidy what is stored, after a session in Jupyter
+    python -m tools.notebooks run [--all] [NOTEBOOK ...]    restart, run all cells, store clean outputs
+    python -m tools.notebooks clean [NOTEBOOK ...]          only tidy what is stored, after a session in Jupyter
+    python -m tools.notebooks list [NOTEBOOK ...]           print the paths
+
+`run` without names takes those whose own code, imported modules or bundled weights are not what drew their stored
+outputs, two at a time.
 
 Readers on the web see stored outputs, so they are committed; reviewers read diffs, so nothing in them may
 change on its own. Kept: text, tables, pictures (once, as PNG), and execution counts 1..n, which nbval
 insists on. Dropped: time stamps, editor settings, progress bars and warnings, live widgets (nothing without a
 kernel; the still picture beside one is kept). Made the same everywhere: memory addresses, and the names of folders
-on this machine. Added by `run`: which bundled weights drew them, so that a test finds outputs of older ones.
+on this machine. Added by `run`: what drew them (`fingerprints`), so that a test finds outputs of other code or weights.
+A picture stays as it is stored where no pixel moved by more than three levels: that much differs between processors.
+Cells tagged `varies` (seconds, what a training gave on this processor) keep what is stored unless one of them changed.
 Cells marked `# NBVAL_SKIP` (the released weights) are not run: they keep the outputs of the Mac that did.
 """
 
 import argparse
+import ast
+import base64
 import hashlib
+import io
 import json
 import os
 import re
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
+
+from PIL import Image, ImageChops
 
 from kleinlite.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_METADATA = ("alt", "jupyter", "tags")  # what a cell may say about itself; `alt` describes its pictures
-WEIGHTS = "kleinlite-weights"
+DRAWN_BY = "kleinlite"  # the notebook's own metadata under which the fingerprints stand
+MOST_LEVELS = 3  # by which a pixel may move before a picture counts as another one
+# For every kernel: float32 products in full, and one thread each, for two run at a time.
+ENVIRONMENT = {"MLX_ENABLE_TF32": "0", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 NOISE = [
     (re.compile(r"\b0x[0-9a-f]{6,}\b", re.I), "0x…"),
@@ -41,12 +58,78 @@ class RunError(Exception):
     """A cell raised, took too long, or took the kernel down."""
 
 
+def digest(*contents: bytes) -> str:
+    """The start of a SHA-256 over all of them."""
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
+
+
+@cache
 def bundled_weights() -> str:
-    """The weights that come with the package, as a number: the start of a SHA-256 over all of their files."""
-    digest = hashlib.sha256()
-    for file in sorted((ROOT / "kleinlite" / "nano").rglob("*.safetensors")):
-        digest.update(file.relative_to(ROOT).as_posix().encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
+    """The weights that come with the package, as a number that does not depend on the folder they lie in."""
+    files = (ROOT / "kleinlite" / "nano" / "weights").rglob("*.safetensors")
+    return digest(*sorted(file.read_bytes() for file in files))
+
+
+def code_lines(source: str) -> str:
+    """Python source without blank lines, lines that only comment, and what IPython alone understands."""
+    lines = (line.rstrip() for line in source.splitlines())
+    return "\n".join(re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in lines if re.match(r"\s*[^#\s]|#\|", line))
+
+
+def cells_code(notebook: dict) -> str:
+    """The code of a notebook, cell after cell."""
+    return "\n".join(code_lines(text_of(c["source"])) for c in notebook["cells"] if c["cell_type"] == "code")
+
+
+@cache
+def imported_names(source: str, package: str) -> list[str]:
+    """Dotted names that Python source of this package imports, anywhere in it; `from a import b` gives a and a.b."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return names
+
+
+@cache
+def module_source(name: str) -> tuple[str, str] | None:
+    """The code of one of this repository's modules and the package it lies in; None for any other name."""
+    path = ROOT.joinpath(*name.split("."))
+    for file, package in ((path.with_suffix(".py"), name.rpartition(".")[0]), (path / "__init__.py", name)):
+        if name.split(".")[0] in ("kleinlite", "tools", "benchmarks") and file.is_file():
+            return code_lines(file.read_text("utf-8")), package
+    return None
+
+
+def modules_code(source: str) -> list[str]:
+    """The code of all modules of this repository that Python source imports, those that they import, and so on."""
+    found: dict[str, str] = {}
+    waiting = list(imported_names(source, ""))
+    while waiting:
+        name = waiting.pop()
+        module = module_source(name)
+        if module is None or name in found:
+            continue
+        found[name] = module[0]
+        waiting += imported_names(*module)
+        waiting.append(name.rpartition(".")[0])
+    return [found[name] for name in sorted(found)]
+
+
+def fingerprints(notebook: dict) -> dict[str, str]:
+    """What outputs come from: the notebook's own code, the modules it imports, the bundled weights, as numbers."""
+    code = cells_code(notebook)
+    modules = [module.encode() for module in modules_code(code)]
+    return {"code": digest(code.encode()), "modules": digest(*modules), "weights": bundled_weights()}
+
+
+def what_changed(notebook: dict) -> list[str]:
+    """Which of the three are not what drew the stored outputs."""
+    drawn_by = notebook["metadata"].get(DRAWN_BY, {})
+    return [name for name, number in fingerprints(notebook).items() if drawn_by.get(name) != number]
 
 
 def text_of(value: str | list[str]) -> str:
@@ -115,7 +198,7 @@ def clean_notebook(notebook: dict) -> dict:
             cell["outputs"] = clean_outputs(old["outputs"], count)
         cells.append(cell)
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    metadata |= {k: v for k, v in notebook["metadata"].items() if k == WEIGHTS}
+    metadata |= {k: v for k, v in notebook["metadata"].items() if k == DRAWN_BY}
     return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
@@ -134,13 +217,41 @@ def write_notebook(path: Path, notebook: dict) -> bool:
     return True
 
 
+def same_picture(new: str, stored: str) -> bool:
+    """Whether no pixel of two encoded pictures differs by more than `MOST_LEVELS`."""
+    if new == stored:
+        return True
+    one, other = (Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGBA") for picture in (new, stored))
+    if one.size != other.size:
+        return False
+    return all(most <= MOST_LEVELS for _, most in ImageChops.difference(one, other).getextrema())
+
+
+def keep_stored(new: dict, stored: dict) -> None:
+    """Put back into a cleaned notebook what differs though nothing has changed: see the top of this file."""
+    same = new["metadata"].get(DRAWN_BY) == stored["metadata"].get(DRAWN_BY)
+    before = {cell["id"]: cell for cell in stored["cells"] if cell["cell_type"] == "code"}
+    for cell in new["cells"]:
+        old = before.get(cell["id"])
+        if old is None or cell["cell_type"] != "code":
+            continue
+        if same and "varies" in tags_of(cell):
+            cell["outputs"] = clean_outputs(old["outputs"], cell["execution_count"])
+            continue
+        if len(cell["outputs"]) != len(old["outputs"]):
+            continue
+        for output, known in zip(cell["outputs"], old["outputs"]):
+            for mime in {"image/png", "image/jpeg"} & output.get("data", {}).keys() & known.get("data", {}).keys():
+                if same_picture(text_of(output["data"][mime]), text_of(known["data"][mime])):
+                    output["data"][mime] = known["data"][mime]
+
+
 def run_notebook(path: Path, timeout: int = 600) -> dict:
     """A notebook with the outputs of a fresh run, top to bottom, in its own folder; the file stays."""
     import nbformat  # here, because importing these takes seconds
     from nbclient import NotebookClient
     from nbclient.exceptions import CellControlSignal, DeadKernelError
 
-    os.environ["PYTHONHASHSEED"] = "0"  # sets print in the same order every time
     stored = clean_notebook(json.loads(path.read_text("utf-8")))
     notebook = nbformat.reads(json.dumps(stored), as_version=4)
     for cell in notebook.cells:  # nbclient knows these two by tags of its own
@@ -148,10 +259,12 @@ def run_notebook(path: Path, timeout: int = 600) -> dict:
         skip = ["skip-execution"] if "nbval-skip" in tags else []
         raises = ["raises-exception"] if "nbval-raises-exception" in tags else []
         cell.metadata["tags"] = [*tags, *skip, *raises]
-    quiet, here = {"record_timing": False, "store_widget_state": False}, {"metadata": {"path": str(path.parent)}}
-    client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=here, **quiet)
+    client = NotebookClient(
+        notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}},
+        record_timing=False, store_widget_state=False, extra_arguments=["--log-level=ERROR"],
+    )  # fmt: skip
     try:
-        client.execute()
+        client.execute(env=os.environ | ENVIRONMENT)
     except (CellControlSignal, DeadKernelError) as error:
         raise RunError(re.sub(r"\x1b\[[\d;]*m", "", str(error))) from None
     for cell, before in zip(notebook.cells, stored["cells"]):
@@ -160,8 +273,10 @@ def run_notebook(path: Path, timeout: int = 600) -> dict:
             if output.get("name") == "stderr" and "\r" not in output["text"]:
                 where = f"{path.name}, code cell {cell.execution_count}"
                 print(f"{where} wrote to stderr, not kept: {output['text'].rstrip()}", file=sys.stderr)
-    notebook.metadata[WEIGHTS] = bundled_weights()
-    return clean_notebook(json.loads(json.dumps(notebook)))
+    notebook.metadata[DRAWN_BY] = fingerprints(stored)
+    new = clean_notebook(json.loads(json.dumps(notebook)))
+    keep_stored(new, stored)
+    return new
 
 
 def find_notebooks(names: list[str], root: Path = ROOT) -> list[Path]:
@@ -178,28 +293,51 @@ def find_notebooks(names: list[str], root: Path = ROOT) -> list[Path]:
     return chosen or every
 
 
+def run_and_store(path: Path, timeout: int) -> bool:
+    """Run a notebook, store it, and say so; False if a cell failed."""
+    start = time.perf_counter()
+    try:
+        notebook = run_notebook(path, timeout)
+    except (RunError, ValueError) as error:
+        print(f"{path.name} failed and was left as it was:\n{error}", file=sys.stderr)
+        return False
+    state = "changed" if write_notebook(path, notebook) else "unchanged"
+    seconds = time.perf_counter() - start
+    print(f"{path.name}: {state}, {path.stat().st_size / 1000:.0f} kB, {seconds:.1f} s", flush=True)
+    return True
+
+
+def stale_notebooks(paths: list[Path], root: Path) -> list[Path]:
+    """Those whose stored outputs come from other code or weights; says which, and why."""
+    changed = {path: what_changed(json.loads(path.read_text("utf-8"))) for path in paths}
+    stale = [path for path in paths if changed[path]]
+    for path in stale:
+        print(f"{path.relative_to(root)} is to run: other {' and other '.join(changed[path])}", flush=True)
+    print(f"{len(stale)} of {len(paths)} notebooks to run" + ("" if len(stale) == len(paths) else " (all: ALL=1)"))
+    return stale
+
+
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description="Run the book's notebooks, or tidy their stored outputs.")
-    parser.add_argument("action", choices=["run", "clean"])
+    parser.add_argument("action", choices=["run", "clean", "list"])
     parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="path, name or number (default: all)")
+    parser.add_argument("--all", action="store_true", help="run those too of which nothing has changed")
     parser.add_argument("--timeout", type=int, default=600, help="seconds that one cell may take (default: 600)")
     options = parser.parse_args(argv)
-    failed = 0
-    for path in find_notebooks(options.notebooks, root):
-        start = time.perf_counter()
-        try:
-            if options.action == "run":
-                notebook = run_notebook(path, options.timeout)
-            else:
-                notebook = clean_notebook(json.loads(path.read_text("utf-8")))
-        except (RunError, ValueError) as error:
-            print(f"{path.name} failed and was left as it was:\n{error}", file=sys.stderr)
-            failed += 1
-            continue
-        state = "changed" if write_notebook(path, notebook) else "unchanged"
-        seconds, size = time.perf_counter() - start, path.stat().st_size / 1000
-        print(f"{path.name}: {state}, {size:.0f} kB, {seconds:.1f} s", flush=True)
-    return 1 if failed else 0
+    paths = find_notebooks(options.notebooks, root)
+    if options.action == "list":
+        print(*paths)
+        return 0
+    if options.action == "clean":
+        for path in paths:
+            tidied = write_notebook(path, clean_notebook(json.loads(path.read_text("utf-8"))))
+            print(f"{path.name}: {'changed' if tidied else 'unchanged'}")
+        return 0
+    if not options.all and not options.notebooks:
+        paths = stale_notebooks(paths, root)
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda path: run_and_store(path, options.timeout), paths))
+    return 0 if all(done) else 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ lasts, and whatever else patches something will do as well. So the package itsel
 >>> effects = mistakes.compare(draw, cases, wrong, {"first step": lambda: schedule(4, 36)[1] > 0.9})
 """
 
+import importlib
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
@@ -25,13 +26,20 @@ __all__ = ["line", "Effect", "compare"]
 
 
 class line(AbstractContextManager[None]):  # a context's name, as contextlib's own are
-    """`function` with a piece of its source replaced, wherever it is called, while the context lasts."""
+    """`function` with a piece of its source replaced, wherever it is called, while the context lasts.
+
+    In a workbook the function may be the reader's, in other words: then the book's own is put in its place, with the
+    piece replaced, and the reader's comes back after it.
+    """
 
     def __init__(self, function: Callable[..., Any], right: str, wrong: str):
-        source = textwrap.dedent(inspect.getsource(function))
+        book = function
+        if right not in inspect.getsource(function):
+            book = book_function(function) or function
+        source = textwrap.dedent(inspect.getsource(book))
         if source.count(right) != 1:
             raise UserError(f"{function.__qualname__} must have {right!r} once, not {source.count(right)} times.")
-        names = dict(function.__globals__)
+        names = book.__globals__ | function.__globals__
         exec(source.replace(right, wrong), names)
         self.function = function
         self.original = function.__code__
@@ -42,6 +50,19 @@ class line(AbstractContextManager[None]):  # a context's name, as contextlib's o
 
     def __exit__(self, *error: object) -> None:
         self.function.__code__ = self.original
+
+
+def book_function(function: Callable[..., Any]) -> Any:
+    """The book's function or method of this name, if a notebook has it from a hole; else None."""
+    from .holes import HOLES
+
+    for module, holes in HOLES.items():
+        if function.__module__ == "__main__" and function.__qualname__ in holes:
+            found: Any = importlib.import_module(f"kleinlite.{module}")
+            for name in function.__qualname__.split("."):
+                found = getattr(found, name)
+            return found
+    return None
 
 
 class Effect(NamedTuple):

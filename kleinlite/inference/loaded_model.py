@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -198,16 +198,23 @@ class LoadedModel:
         features = {tuple(batch): last[tuple(batch)] for batch in batches if tuple(batch) in last}
         missing = [batch for batch in batches if tuple(batch) not in features]
         if missing:
-            encoder = self.load_text_encoder()
-            tokenizer = self.load_tokenizer()
-            for batch in missing:
-                encoded = self.info.family.encode(encoder, tokenizer, batch, self.info.max_length)
-                mx.eval(encoded)  # or the features, not computed yet, would hold on to the encoder
+            for encoded, batch in zip(self.encode_each(missing), missing):
                 features[tuple(batch)] = encoded
-            del encoder
-            self.release("text_encoder")
         self._features = features
         return [features[tuple(batch)] for batch in batches]
+
+    def encode_each(self, batches: Iterable[list[str]]) -> Iterator[Features]:
+        """The features of one batch of prompts after another, by an encoder that is read once and then released."""
+        encoder = self.load_text_encoder()
+        tokenizer = self.load_tokenizer()
+        try:
+            for batch in batches:
+                encoded = self.info.family.encode(encoder, tokenizer, batch, self.info.max_length)
+                mx.eval(encoded)  # or the features, not computed yet, would hold on to the encoder
+                yield encoded
+        finally:
+            del encoder
+            self.release("text_encoder")
 
     # ------------------------------------------------------------ memory
 

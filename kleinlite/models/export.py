@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..checkpoints import find_conversion, rename
 from ..errors import ExistingFileError
-from ..files import check_disk_space, lock, write_json
+from ..files import check_disk_space, lock, replace_file, write_json
 from ..quantization import QuantizedMatrix, QuantSpec, quantize_matrix
 from ..text_encoder import TextEncoder, TextEncoderConfig
 from ..transformer import Transformer
@@ -67,7 +67,8 @@ def save_part(folder: Path, module: nn.Module, form: PartFormat, stem: str, conf
     arrays = to_released(module, form.names, mx.float16)
     if "bn.running_mean" in arrays:
         arrays["bn.num_batches_tracked"] = mx.array(0, dtype=mx.int64)  # diffusers expects it
-    mx.save_safetensors(str(folder / f"{stem}.safetensors"), arrays, {"format": "pt"})
+    with replace_file(folder / f"{stem}.safetensors") as draft:
+        mx.save_safetensors(str(draft), arrays, {"format": "pt"})
 
 
 def save_transformer(
@@ -94,7 +95,8 @@ def save_encoders(
     for file in ("tokenizer/tokenizer_config.json", "tokenizer/chat_template.jinja", "scheduler/scheduler_config.json"):
         (folder / file).parent.mkdir(exist_ok=True)
         shutil.copyfile(LAYOUT / file, folder / file)
-    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    with replace_file(folder / "tokenizer" / "tokenizer.json") as draft:
+        tokenizer.save(str(draft))
 
 
 # ---------------------------------------------------------------- a quantized copy

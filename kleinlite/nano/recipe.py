@@ -78,6 +78,7 @@ READS = {  # what a stage needs from the ones before
     "distill": ("autoencoder", "text_encoder", "transformer"),
     "export": ("autoencoder", "text_encoder", "transformer", "distill"),
 }  # fmt: skip
+MOST_STEPS = 1_000_000
 SAMPLES = (
     "a red circle above a blue square", "a yellow star", "a green triangle left of a pink heart",
     "a yellow sun over a blue sea", "a red house under a yellow sun", "a green tree on white snow at night",
@@ -315,8 +316,8 @@ def train(folder: Path, stage: str | None = None, steps: int | None = None, cfg:
 
     Raises UserError for a mistake; KeyboardInterrupt, once all is saved, after Ctrl-C.
     """
-    if steps is not None and (stage not in STEPS or steps < 1):
-        raise UserError("--steps is a number from 1 on, and goes with the --stage that it is for.")
+    if steps is not None and (stage not in STEPS or not 1 <= steps <= MOST_STEPS):
+        raise UserError(f"--steps is a number from 1 to {MOST_STEPS:,}, and goes with the --stage that it is for.")
     cfg = cfg or RecipeConfig()
     if stage and steps:
         cfg = replace(cfg, steps={**cfg.steps, stage: steps})

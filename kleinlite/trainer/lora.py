@@ -26,7 +26,7 @@ from ..errors import ExistingFileError, UserError
 from ..files import replace_file, write_json
 from ..lora import attach, enable_gradient_checkpointing, freeze_except, new_deltas
 from ..models.describe import check_base
-from ..models.files import check_weights_file, read_json
+from ..models.files import read_json
 from ..models.lora_files import open_adapter, write_adapter
 from ..pipeline import Klein, encode_references, to_images, to_pixels, velocity_field
 from ..position_ids import image_ids, reference_ids, text_ids
@@ -60,11 +60,14 @@ class EncodedExamples:
         r = sum(math.prod(grid) for grid in self.reference_grids)
         txt_shape = (1, text_cfg.max_length, text_cfg.d * len(text_cfg.out_layers))
         shapes = {"txt": txt_shape, "clean": (1, n, 128), "references": (1, r, 128)}
-        if not is_encoded(self.empty, {"txt": txt_shape}):
-            write_arrays(self.empty, {"txt": encode_caption(klein, "")})
         missing = [(path, e) for path, e in zip(self.files, examples) if not is_encoded(path, shapes)]
-        for path, example in missing:  # the text encoder's turn, then the autoencoder's; one caption in memory
-            write_arrays(path, {"txt": encode_caption(klein, example.caption)})
+        captions = [(path, example.caption) for path, example in missing]
+        if not is_encoded(self.empty, {"txt": txt_shape}):
+            captions.append((self.empty, ""))
+        if captions:  # the text encoder's turn, then the autoencoder's; one caption in memory
+            for txt, (path, _) in zip(klein._model.encode_each([caption] for _, caption in captions), captions):
+                assert isinstance(txt, mx.array)  # a list of rows is Z-Image's, which `plan_training` refuses
+                write_arrays(path, {"txt": txt})
         for path, example in missing:
             txt = read_arrays(path)[0]["txt"]
             mx.eval(txt)
@@ -86,19 +89,11 @@ class EncodedExamples:
         return net.rope(ids, text_ids(read_arrays(self.empty)[0]["txt"].shape[1]))
 
 
-def encode_caption(klein: Klein, caption: str) -> mx.array:
-    """Its features, (1, m, f)."""
-    features = klein._model.encode_prompts([caption])[0]
-    assert isinstance(features, mx.array)  # a list of rows is Z-Image's, which `plan_training` refuses
-    return features
-
-
 def is_encoded(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether a file holds finite arrays of these shapes; what is cut short or damaged is encoded again."""
     if not path.is_file():
         return False
     try:
-        check_weights_file(path)
         arrays, _ = read_arrays(path)
         return {name: w.shape for name, w in arrays.items()} == shapes and all(
             mx.isfinite(w).all().item() for w in arrays.values()

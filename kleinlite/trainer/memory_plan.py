@@ -4,6 +4,7 @@ Three stages, one after the other: the captions' features, the pictures' latents
 each block keeps its input and is worked out again when its gradient is due, so that only one block at a time is whole.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -29,13 +30,14 @@ COPIES = 6  # of the adapter, in float32: weights, average, gradients, their sum
 
 
 class TrainingPlan(NamedTuple):
-    """Bytes: of each stage, and what the last consists of."""
+    """Bytes: of each stage, what the last consists of, and of the examples' pictures, which stay meanwhile."""
 
     features: int
     latents: int
     weights: int
     adapter: int
     activations: int
+    pictures: int = 0
     packable: bool = True  # whether 4 bits per weight would be fewer
 
     @property
@@ -44,13 +46,14 @@ class TrainingPlan(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        return max(self.features, self.latents, self.training)
+        return self.pictures + max(self.features, self.latents, self.training)
 
     def __str__(self) -> str:
         gb = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
         return (
             f"features {gb(self.features)}, then latents {gb(self.latents)}, then training {gb(self.training)} "
-            f"(weights {gb(self.weights)}, adapter {gb(self.adapter)}, activations {gb(self.activations)})"
+            f"(weights {gb(self.weights)}, adapter {gb(self.adapter)}, activations {gb(self.activations)}), "
+            f"pictures {gb(self.pictures)}"
         )
 
 
@@ -88,9 +91,10 @@ def plan_training(
 
 
 def plan_model_training(
-    name: str, example: Example, settings: Settings, *, quantize: int | str | None = None
+    name: str, examples: Sequence[Example], settings: Settings, *, quantize: int | str | None = None
 ) -> TrainingPlan:
     """For a model by its name: a released one without its files, another from its own. ValueError if distilled."""
+    example = examples[0]  # all have its sizes
     w, h = example.picture.size
     references = sum(picture.width * picture.height // 256 for picture in example.references)
     facts = describe(name, quantize, dtype=compute_dtype())
@@ -104,7 +108,8 @@ def plan_model_training(
     )  # fmt: skip
     packing = find_quant_spec(quantize)
     wider = packing is None or packing.bits_per_weight > QUANT_SPECS[4].bits_per_weight
-    return plan._replace(packable=wider and not facts.packed)
+    pixels = sum(picture.width * picture.height for picture in (example.picture, *example.references))
+    return plan._replace(pictures=3 * pixels * len(examples), packable=wider and not facts.packed)
 
 
 def check_plan(plan: TrainingPlan) -> None:
@@ -114,7 +119,8 @@ def check_plan(plan: TrainingPlan) -> None:
         ways = ["take smaller pictures with --size"]
         if plan.packable:
             ways.insert(0, "pack the weights with --quantize 4")
-        if plan.training == plan.peak_bytes and plan.adapter > max(plan.weights, plan.activations):
+        largest = plan.peak_bytes - plan.pictures
+        if plan.training == largest and plan.adapter > max(plan.weights, plan.activations):
             ways.insert(0, "take a smaller --rank")
         raise MemoryLimitError(
             f"Training takes {plan.peak_bytes / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB: "

@@ -19,12 +19,12 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
-from safetensors import SafetensorError, deserialize
 from tqdm.auto import tqdm
 
 from ..cpu import setup
 from ..errors import ExistingFileError, UserError
 from ..files import lock, replace_file
+from ..models.files import check_weights_file, load_tensors
 from ..training import training_step
 
 M = TypeVar("M", bound=nn.Module)
@@ -98,11 +98,13 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def read_arrays(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """A file's arrays and metadata; ValueError if it is damaged."""
+    """A file's arrays and metadata; UserError if it is damaged, or no plain file."""
+    if not path.is_file():  # a pipe would wait for ever
+        raise UserError(DAMAGED.format(path))
     try:
-        loaded: tuple[dict[str, mx.array], dict[str, str]] = mx.load(str(path), return_metadata=True)  # type: ignore
-        return loaded
-    except (RuntimeError, UnicodeDecodeError):
+        check_weights_file(path)
+        return load_tensors(path)
+    except UserError:
         raise UserError(DAMAGED.format(path)) from None
 
 
@@ -127,10 +129,6 @@ def read_run(path: Path, expected: dict[str, mx.array]) -> tuple[Any, int]:
     """The trees and the step in a run's file; ValueError if it is damaged or belongs to another network."""
     step = read_step(path)
     arrays, _ = read_arrays(path)
-    try:
-        deserialize(path.read_bytes())  # the library's own check: MLX reads some damaged headers with wrong numbers
-    except SafetensorError:
-        raise UserError(DAMAGED.format(path)) from None
     if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in expected.items()}:
         raise UserError(ANOTHER.format(path))
     check_finite(path, arrays)

@@ -20,7 +20,8 @@ from kleinlite.trainer.run import lock_folder
         (["{}/cut", "--stage", "autoencoder"], "autoencoder.safetensors is damaged or cut short: delete it"),
         (["{}/new", "--stage", "export"], "autoencoder.safetensors is missing: train that stage first"),
         (["{}", "--stage", "painting"], "invalid choice: 'painting'"),
-        (["{}", "--steps", "5"], "--steps is a number from 1 on, and goes with the --stage"),
+        (["{}", "--steps", "5"], "--steps is a number from 1 to 1,000,000, and goes with the --stage"),
+        (["{}", "--stage", "distill", "--steps", "9" * 30], "--steps is a number from 1 to 1,000,000"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(tmp_path, capsys, command, sentence):

@@ -1,14 +1,17 @@
 """The notebook runner: what it stores, and that the book's own notebooks are stored that way."""
 
+import base64
+import io
 import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tools import notebooks
 
 ROOT = Path(__file__).resolve().parents[2]
-BOOK = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+BOOK = notebooks.find_notebooks([])
 
 
 def code(source: str, *outputs: dict, count: int | None = None, **more) -> dict:
@@ -134,7 +137,9 @@ def test_two_runs_store_the_same_bytes(tmp_path, capsys):
     assert "01_demo.ipynb: changed" in said.out and "code cell 1 wrote to stderr, not kept" in said.err
     assert notebooks.main(["run", "01"], tmp_path) == 0
     assert path.read_text() == first and "unchanged" in capsys.readouterr().out
-    assert json.loads(first)["metadata"][notebooks.WEIGHTS] == notebooks.bundled_weights()
+    assert json.loads(first)["metadata"][notebooks.DRAWN_BY]["weights"] == notebooks.bundled_weights()
+    assert notebooks.main(["run"], tmp_path) == 0
+    assert "0 of 1 notebooks to run" in capsys.readouterr().out
     stored = json.loads(first)["cells"]
     assert [cell["execution_count"] for cell in stored] == [1, 2, 3, 4, 5, 6]
     assert len(stored[0]["outputs"]) == 1 and "old" not in str(stored[0]["outputs"])
@@ -155,6 +160,71 @@ def test_a_notebook_that_fails_is_left_as_it_was(tmp_path, capsys):
     assert path.read_bytes() == before and "ZeroDivisionError" in capsys.readouterr().err
 
 
+def picture(*levels: int) -> str:
+    file = io.BytesIO()
+    Image.frombytes("L", (len(levels), 1), bytes(levels)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def drawn(drawn_by: str, *cells: dict) -> dict:
+    return {"cells": cleaned(*cells), "metadata": {notebooks.DRAWN_BY: {"code": drawn_by}}}
+
+
+def test_a_stored_picture_stays_unless_it_changed():
+    stored = drawn("old", code("x", shown(image_png=picture(9, 9), text_plain="old"), count=1, id="a"))
+    for levels, kept in (((12, 9), True), ((13, 9), False), ((9, 9, 9), False)):
+        new = drawn("new", code("x", shown(image_png=picture(*levels), text_plain="new"), count=1, id="a"))
+        notebooks.keep_stored(new, stored)
+        data = new["cells"][0]["outputs"][0]["data"]
+        assert data["image/png"] == (picture(9, 9) if kept else picture(*levels)) and data["text/plain"] == ["new"]
+
+
+@pytest.mark.parametrize("tags, now, kept", [(["varies"], "old", True), ([], "old", False), (["varies"], "new", False)])
+def test_what_varies_from_machine_to_machine_stays_unless_something_changed(tags, now, kept):
+    stored = drawn("old", code("x", stream("3 s\n"), count=1, id="a"))
+    new = drawn(now, code("x", stream("4 s\n"), count=1, id="a", metadata={"tags": tags}))
+    notebooks.keep_stored(new, stored)
+    assert new["cells"][0]["outputs"][0]["text"] == ["3 s\n" if kept else "4 s\n"]
+
+
+def test_what_drew_a_notebook(tmp_path, monkeypatch):
+    """Its code, what it imports however far away, and the weights, wherever they lie; neither comments nor others."""
+    room = tmp_path / "kleinlite" / "room"
+    weights = tmp_path / "kleinlite" / "nano" / "weights" / "vae"
+    room.mkdir(parents=True)
+    weights.mkdir(parents=True)
+    (tmp_path / "kleinlite" / "__init__.py").write_text("")
+    (room / "__init__.py").write_text("")
+    (room / "near.py").write_text("def f():\n    from ..far import x\n    return x\n")
+    (tmp_path / "kleinlite" / "far.py").write_text("x = 1\n")
+    (tmp_path / "kleinlite" / "other.py").write_text("y = 1\n")
+    (weights / "a.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    book = {"cells": [code("%matplotlib inline\nfrom kleinlite.room import near  # it")], "metadata": {}}
+
+    def now() -> list[str]:
+        notebooks.module_source.cache_clear()
+        notebooks.bundled_weights.cache_clear()
+        return notebooks.what_changed(book)
+
+    try:
+        assert now() == ["code", "modules", "weights"]
+        book["metadata"][notebooks.DRAWN_BY] = notebooks.fingerprints(book)
+        assert now() == []
+        (tmp_path / "kleinlite" / "other.py").write_text("y = 2\n")
+        (tmp_path / "kleinlite" / "far.py").write_text("# a comment\n\nx = 1\n")
+        weights.rename(tmp_path / "kleinlite" / "nano" / "weights" / "autoencoder")
+        assert now() == []
+        (tmp_path / "kleinlite" / "far.py").write_text("x = 2\n")
+        assert now() == ["modules"]
+        book["cells"][0]["source"] += "\nnear.f()"
+        (tmp_path / "kleinlite" / "nano" / "weights" / "autoencoder" / "a.safetensors").write_bytes(b"others")
+        assert now() == ["code", "modules", "weights"]
+    finally:
+        notebooks.module_source.cache_clear()
+        notebooks.bundled_weights.cache_clear()
+
+
 @pytest.mark.parametrize("path", BOOK, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_the_book_is_stored_clean(path):
     text = path.read_text("utf-8")
@@ -166,5 +236,5 @@ def test_the_book_is_stored_clean(path):
     assert not missing, (
         f"{len(missing)} cells were never run, code cell {missing[0]} first: run `make run-notebooks NB={path.stem}`"
     )
-    drawn_by = book["metadata"].get(notebooks.WEIGHTS)
-    assert drawn_by == notebooks.bundled_weights(), "outputs of other weights than the bundled: `make run-notebooks`"
+    changed = set(notebooks.what_changed(book)) - {"modules"}  # most of their changes change no output
+    assert not changed, f"outputs of other {' and other '.join(sorted(changed))}: `make run-notebooks`"

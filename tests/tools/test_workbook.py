@@ -333,6 +333,14 @@ def test_every_hole_has_its_mistake_and_every_chapter_its_holes():
     assert all(5 <= len(holes) <= 8 for module, holes in HOLES.items() if module != "distillation")  # which has two
 
 
+def test_every_module_has_tests_of_its_own():
+    """`make check-mine` runs them; with none, pytest selects nothing and right bodies would not pass."""
+    blocks = (workbook.ROOT / "tests" / "test_parity_blocks.py").read_text("utf-8")
+    for module in HOLES.keys() - {"book.ladder"}:
+        files = [*(workbook.ROOT / "tests").glob(f"test_{module}*.py")]
+        assert files or f"def test_{module}" in blocks, module
+
+
 def test_hints():
     prose = "## Title\n\nPlain words.\n\nSo `x = y`.\n\n$$a = b$$\n\nMore words."
     assert workbook.fold_hints(prose) == (

@@ -19,11 +19,13 @@ from safetensors import safe_open
 from benchmarks.training import measure, plan_table
 from kleinlite.cli import main
 from kleinlite.errors import ExistingFileError, FileError, UserError
+from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.lora_files import open_adapter
 from kleinlite.nano.loras import cross
 from kleinlite.pipeline import Klein
+from kleinlite.text_encoder import TextEncoder
 from kleinlite.trainer import lora as trainer_module, memory_plan as plan_module, run as run_module
 from kleinlite.trainer.folder import Example, read_folder
 from kleinlite.trainer.lora import LoraTrainer, accumulating_step, split_examples
@@ -345,9 +347,9 @@ def test_a_distilled_model_is_refused(folder, tmp_path):
         with pytest.raises(ValueError, match=f"{name} is distilled: train on {base}"):
             LoraTrainer(Klein.from_pretrained(name), read_folder(folder), tmp_path / "x.safetensors", QUICK)
         with pytest.raises(ValueError, match=f"{name} is distilled: train on {base}"):
-            plan_model_training(name, read_folder(folder)[0], QUICK)
+            plan_model_training(name, read_folder(folder), QUICK)
     with pytest.raises(ValueError, match="4b is distilled"):
-        plan_model_training("4b", read_folder(folder)[0], QUICK)
+        plan_model_training("4b", read_folder(folder), QUICK)
     assert not (tmp_path / "x.training").exists()
 
 
@@ -457,6 +459,18 @@ def rewrite(path: Path, change) -> None:
     mx.save_safetensors(str(path), {name: mx.contiguous(change(w)) for name, w in arrays.items()})
 
 
+def test_the_text_encoder_is_read_once_and_reads_one_caption_at_a_time(folder, tmp_path, monkeypatch):
+    loaded = []
+    rows = []
+    load = LoadedModel.load_text_encoder
+    read = TextEncoder.__call__
+    monkeypatch.setattr(LoadedModel, "load_text_encoder", lambda self: loaded.append(self) or load(self))
+    noting = lambda self, ids, *rest: rows.append(len(ids)) or read(self, ids, *rest)
+    monkeypatch.setattr(TextEncoder, "__call__", noting)
+    LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x.safetensors", QUICK)
+    assert len(loaded) == 1 and rows == [1] * 7  # six captions, and none for guidance
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_examples_are_encoded_again(folder, tmp_path, trainer, damage):
     """Whatever became of them, by the next start; those that are whole are not touched."""
@@ -554,8 +568,18 @@ def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch, plan, ways)
     [("base-4b", None, True), ("base-4b", 8, True), ("base-4b", 4, False), ("base-4b-nvfp4", None, False)],
 )
 def test_four_bits_are_offered_where_they_are_fewer(folder, model, quantize, packable):
-    plan = plan_model_training(model, read_folder(folder)[0], QUICK, quantize=quantize)
+    plan = plan_model_training(model, read_folder(folder), QUICK, quantize=quantize)
     assert plan.packable == packable
+
+
+def test_pictures_that_are_kept_count(folder):
+    """Three bytes a pixel of each example, references too."""
+    Image.new("RGB", (64, 96)).save(folder / "0_ref.png")
+    for seed in range(1, 6):
+        Image.new("RGB", (64, 96)).save(folder / f"{seed}_ref.png")
+    plan = plan_model_training("base-4b", read_folder(folder), QUICK)
+    assert plan.pictures == 3 * 6 * (96 * 96 + 64 * 96)
+    assert plan.peak_bytes == plan._replace(pictures=0).peak_bytes + plan.pictures
 
 
 def test_the_page_on_machines_has_the_plans():

@@ -1,6 +1,7 @@
 """Runs resume exactly, are shared by processes, and refuse what is damaged."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -97,6 +98,12 @@ def test_a_run_file_with_an_impossible_step_is_refused(tmp_path, step, sentence)
     for read in (read_step, lambda path: Run(path, nn.Linear(3, 2), optim.Adam(0.1))):
         with pytest.raises(ValueError, match=sentence):
             read(path)
+
+
+def test_a_pipe_in_place_of_a_run_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        Run(tmp_path / "a.safetensors", nn.Linear(3, 2), optim.Adam(0.1))
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path):
