@@ -11,9 +11,16 @@ from benchmarks.stages import BUSY, PROGRAMS, STAGES, Timing, count_work
 PAGE = """\
 # How fast
 
-Every stage of a picture in kleinlite, beside diffusers and mflux, measured by turns on one machine. Weights are random;
-on a CPU everything runs in float32. `make bench-peers` sets the others up in environments of their own, runs everything
-and writes this page, with the stages in which we are behind.
+> {answer}
+
+<p><img src="images/how-fast.png" alt="Seconds and GFLOP/s of each stage, beside a plain product and a plain copy"></p>
+
+## How it was measured
+
+Every stage of a picture in kleinlite, beside diffusers and mflux, by turns on one machine. Weights are random; on a
+CPU everything runs in float32. `make bench-peers` sets the others up in environments of their own, runs everything and
+writes this page, with the stages in which we are behind. The black lines above are the
+[machine's own limit](#beside-the-machines-own-limit).
 
 **The machine:** {machine}, {cores} cores; {threads}; best of {turns}. {load}
 {versions}
@@ -30,11 +37,9 @@ machine changes little.
 
 ## Beside the machine's own limit
 
-Nothing can be done faster than the machine multiplies or moves numbers: the black lines are the fastest plain product
-and the fastest plain copy of the first two rows. A convolution's multiplications are counted as written; kleinlite does
-with fewer (Winograd's algorithm), and so may pass the line.
-
-<p><img src="images/how-fast.png" alt="Seconds and GFLOP/s of each stage, beside a plain product and a plain copy"></p>
+Nothing can be done faster than the machine multiplies or moves numbers: the black lines of the chart are the fastest
+plain product and the fastest plain copy of the first two rows. A convolution's multiplications are counted as written;
+kleinlite does with fewer (Winograd's algorithm), and so may pass the line.
 
 ## On a GPU
 
@@ -49,6 +54,13 @@ What is written for it, and has not been run there, since this machine has none:
 The figures to beat, from the seed of this project and not measured by this program: M3 Max, 512², four steps: 7.73 s in
 all, 1.09 s a step. If you have a GPU, send `notebooks/how-fast.json`, or [your machine's row](machines.md#yours).
 """
+
+
+ANSWERED = {
+    "step": "for three blocks of the 4B",
+    "picture": "for a picture of klein-nano",
+    "start to PNG": "from the shell to its file",
+}
 
 
 def quartiles(values: list[float]) -> float:
@@ -102,15 +114,34 @@ def write_table(found: dict) -> str:
     return "\n".join(rows)
 
 
-def write_notes(found: dict) -> list[str]:
-    """What the table does not say by itself, a sentence each."""
-    timings, notes = timings_of(found), []
-    behind = [
+def find_behind(found: dict) -> list[str]:
+    """The stages in which another one's best turn was faster than ours, with the ratio."""
+    return [
         f"{stage} ({ratio:.2f})"
-        for stage, programs in timings.items()
+        for stage, programs in timings_of(found).items()
         if {"kleinlite", "diffusers"} <= set(programs)
         and (ratio := ratios(programs["kleinlite"], programs["diffusers"])[0]) > 1
     ]
+
+
+def write_answer(found: dict) -> str:
+    """How fast it is, in one sentence."""
+    timings, behind = timings_of(found), find_behind(found)
+    shared = sum({"kleinlite", "diffusers"} <= set(programs) for programs in timings.values())
+    said: list[str] = []
+    for stage, name in ANSWERED.items():
+        ours, theirs = (timings.get(stage, {}).get(program) for program in ("kleinlite", "diffusers"))
+        if ours and theirs:
+            said.append(f"{ratios(ours, theirs)[0]:.2f}{'' if said else ' of diffusers’ time'} {name}")
+    if not said:
+        return "On this machine nothing was measured beside diffusers."
+    return f"On this machine kleinlite takes {', '.join(said)}; it is slower in {len(behind)} of {shared} stages."
+
+
+def write_notes(found: dict) -> list[str]:
+    """What the table does not say by itself, a sentence each."""
+    timings, notes = timings_of(found), []
+    behind = find_behind(found)
     notes.append(f"**Behind diffusers**: {', '.join(behind)}." if behind else "In no stage are we behind diffusers.")
     for stage in ("decode 256²", "decode 512²"):
         ours, theirs = (timings.get(stage, {}).get(name) for name in ("kleinlite", "diffusers"))
@@ -148,7 +179,7 @@ def write_page(found: dict, folder: Path) -> None:
         machine=found["machine"], cores=found["cores"], turns=found["turns"], load=said, table=write_table(found),
         threads=f"threads of each program: {found['threads'] or 'as many as it takes'}",
         versions="\n".join(f"- {said}" for said in [*found["versions"].values(), *([settings] * bool(settings))]),
-        notes="\n".join(f"- {note}" for note in write_notes(found)),
+        notes="\n".join(f"- {note}" for note in write_notes(found)), answer=write_answer(found),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(dir=folder) as new:
         (Path(new) / "how-fast.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

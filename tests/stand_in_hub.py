@@ -212,7 +212,7 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.setattr(
-            "kleinlite.inference.memory_check.machine_memory", lambda: (10**12, 10**12)
+            "kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**12, 10**12)
         )  # for what "4b" would take
         server.cache = tmp_path / "cache"
         yield server

@@ -64,7 +64,7 @@ def test_the_peak_with_parts_released_and_with_all_loaded():
     "bits, word", [((16, 8, 4), "quantize=8"), ((32, 16, 4), "quantize=4"), ((32, 32, 32), "smaller")]
 )
 def test_what_cannot_fit_is_refused_with_the_way_out(monkeypatch, bits, word):
-    monkeypatch.setattr(memory_check, "machine_memory", lambda: (10 * 10**9, 7 * 10**9))
+    monkeypatch.setattr(memory_check, "machine_memory", lambda held=0: (10 * 10**9, 7 * 10**9))
     whole, eight, four = (MemoryPlan(0, n * 10**9, 0, 0, 0, 0) for n in bits)
     with pytest.raises(MemoryError, match=rf"takes {bits[0]}\.0 GB .* has 10\.0 GB: .*{word}"):
         check_memory(whole, {8: eight, 4: four})
@@ -170,6 +170,22 @@ def test_a_process_takes_no_more_than_a_limit_leaves_for_it():
     end = subprocess.run([sys.executable, "-c", MEASURED, "512"], capture_output=True, text=True, timeout=120)
     plan, took, allowed = map(float, end.stdout.split())
     assert plan < took < allowed < 3 * took, end.stderr
+
+
+def test_what_a_model_holds_already_is_not_counted_twice(monkeypatch, tmp_path):
+    """Under a limit that fits a picture with all parts in memory, a second call is not refused for the first one's."""
+    klein = Klein.from_pretrained(keep_loaded=True)
+    klein("a red circle", seed=1, steps=1, progress=False)
+    held = klein._model.held_bytes()
+    assert held == pytest.approx(sum(klein.plan_memory()[:3]), rel=0.02)  # the weights of the three parts
+    monkeypatch.setattr(memory_check, "cgroup_limits", lambda: [40 * 10**9])
+    without = memory_check.process_limits()[-1]
+    assert memory_check.process_limits(held)[-1] - without == pytest.approx(held / 1.3, rel=0.01)
+    asked = []
+    machine = memory_check.machine_memory
+    monkeypatch.setattr(memory_check, "machine_memory", lambda held=0: asked.append(held) or machine(held))
+    klein("a red circle", seed=2, steps=1, progress=False)
+    assert asked and set(asked) == {held}
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ plain JSON: `import nbformat` takes seconds.
 import base64
 import hashlib
 import html
+import io
 import json
 import posixpath
 import re
-import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +37,13 @@ LINK = re.compile(
 )
 MARKS = re.compile(r"^#( ?\|.*| NBVAL_.*)\n?|  # fmt: skip$", re.M)
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/svg+xml")
+PICTURE = re.compile(
+    r'!\[(?P<alt>[^]]*)\]\((?P<to>[^)\s]+)\)|<img\b(?![^>]*\b(?:width|height)=)[^>]*\bsrc="(?P<src>[^"]+)"'
+)
+LARGER = (  # a click makes a picture larger: what mdBook itself writes, which leaves out the size
+    '<label class="checkbox-label"><input class="checkbox-img" type="checkbox" aria-label="Show it larger">{}'
+    '<span class="img-wrapper">{}</span></label>'
+)
 TERM_FREE = re.compile(  # where no word becomes a link: code, headings, links, formulas, tags
     CODE.pattern
     + r"|^[ >]*#[^\n]*|!?\[(?:`[^`]*`|[^][`])*\](?:\([^)]*\)|: [^\n]*)?|<(math|a|details)\b.*?</\3>|<[^>]*>",
@@ -150,7 +157,8 @@ def render_prose(text: str, page: str, where: str, site: Site) -> str:
 
     def render(part: str) -> str:
         part = FORMULA.sub(lambda found: render_formula(found, where, site), part)  # first: $p[i](x)$ is no link
-        return LINK.sub(lambda found: rewrite_link(found, page, where, site), part)
+        part = LINK.sub(lambda found: rewrite_link(found, page, where, site), part)
+        return PICTURE.sub(lambda found: add_size(found, page, site), part)
 
     return change_between(CODE, text, render)
 
@@ -159,6 +167,30 @@ def rewrite_link(found: re.Match, page: str, where: str, site: Site) -> str:
     if found["picture"] is not None and not found["alt"].strip():
         site.problems.append(f"{where}: the picture {found['to'][:60]} has no words: write ![what it shows](…)")
     return f"{found['picture'] or ''}{found['opening']}{site.resolve_link(found['to'], page, where)}"
+
+
+def add_size(found: re.Match, page: str, site: Site) -> str:
+    """A picture beside the chapters, with its size, so that the page does not jump while it loads."""
+    target = found["to"] or found["src"]
+    file = site.root / site.source / posixpath.dirname(page) / unquote(target)
+    size = measure(file.read_bytes()) if file.is_file() else {}
+    if not size:
+        return found[0]
+    said = " ".join(f'{side}="{pixels}"' for side, pixels in size.items())
+    if found["src"]:
+        return f"{found[0]} {said}"
+    begins, ends = f'<img alt="{html.escape(found["alt"])}"', f' src="{target}">'
+    return LARGER.format(f"{begins} {said}{ends}", begins + ends)
+
+
+def measure(picture: bytes) -> dict[str, int]:
+    """Width and height as the head of a picture tells them; nothing if it does not."""
+    from PIL import Image  # here: mdBook's first question does not need it
+
+    try:
+        return dict(zip(("width", "height"), Image.open(io.BytesIO(picture)).size))
+    except OSError:
+        return {}
 
 
 def render_formula(found: re.Match, where: str, site: Site) -> str:
@@ -236,8 +268,7 @@ def render_picture(mime: str, data: str | list[str], alt: str, size: dict, path:
     """
     data = "".join(data)
     content = data.encode() if mime == "image/svg+xml" else base64.b64decode(data)
-    if mime == "image/png" and not size:
-        size = dict(zip(("width", "height"), struct.unpack(">II", content[16:24])))
+    size = size or measure(content)
     said = "".join(f' {side}="{pixels}"' for side, pixels in size.items())
     said += ' class="wide"' if size and size["width"] > 3 * size["height"] else ""
     name = f"{hashlib.sha256(content).hexdigest()[:16]}.{mime.removeprefix('image/').removesuffix('+xml')}"

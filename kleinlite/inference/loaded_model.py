@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder
@@ -36,6 +37,11 @@ __all__ = ["LoadedModel"]
 P = ParamSpec("P")
 R = TypeVar("R")
 FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
+
+
+def weights_of(part: nn.Module) -> list[mx.array]:
+    """The arrays of a network."""
+    return [cast(mx.array, item[1]) for item in tree_flatten(part.parameters())]
 
 
 class LoadedModel:
@@ -136,9 +142,16 @@ class LoadedModel:
             if is_shared:
                 self._share(part)
             if name == "autoencoder":
+                self._check_autoencoder(part)
                 use_strips(part)
             self.parts[name] = part
         return part
+
+    def _check_autoencoder(self, part: nn.Module) -> None:
+        """Refuse weights that are not finite: what they do to a picture is not looked at again before it is saved."""
+        if not all(mx.isfinite(w).all().item() for w in weights_of(part)):
+            path = self.checkpoint.files["autoencoder"].path
+            raise UserError(f"{path} holds numbers that are not finite: download it again.")
 
     def _share(self, part: nn.Module) -> None:
         """Keep this machine's heads only. A text encoder whose heads do not go round stays whole everywhere."""
@@ -231,14 +244,18 @@ class LoadedModel:
         """Raises MemoryLimitError for a request that this machine cannot hold, with what would fit."""
         choice = () if self.checkpoint.packed else FEWER_BITS
         smaller = {bits: self.plan_memory(request, QUANT_SPECS[bits].bits_per_weight) for bits in choice}
-        if self.group is None:
-            check_memory(self.plan_memory(request), smaller)
-        else:  # or one machine alone would refuse
-            check_memory(self.plan_memory(request), smaller, least(machine_memory()[0], self.group))
+        held = self.held_bytes()
+        # several machines look at the smallest of them, or one alone would refuse
+        total = None if self.group is None else least(machine_memory(held)[0], self.group)
+        check_memory(self.plan_memory(request), smaller, held=held, total=total)
+
+    def held_bytes(self) -> int:
+        """The bytes of the parts that are in memory."""
+        return sum(w.nbytes for part in self.parts.values() if isinstance(part, nn.Module) for w in weights_of(part))
 
     def offload_if_needed(self, request: Request) -> None:
         """Release the transformer after the last step, if the decoder or the next prompt needs its place."""
-        if not all_parts_fit(self.plan_memory(request)):
+        if not all_parts_fit(self.plan_memory(request), self.held_bytes()):
             self.release("transformer")
 
     def check_finite(self, latents: mx.array) -> None:

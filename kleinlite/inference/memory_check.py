@@ -107,25 +107,27 @@ def plan_networks(configs: Configs, **request: Any) -> MemoryPlan:
     return run_serialized(lambda: plan_memory(cast(Any, configs), networks=networks, **request))
 
 
-def machine_memory() -> tuple[int, int]:
+def machine_memory(held: int = 0) -> tuple[int, int]:
     """Bytes of memory here, and how many of them one program can count on: what a Mac says, else three quarters.
 
-    A container's limit and one that a shell has set (`ulimit -v`) count as the machine's.
+    A container's limit and one that a shell has set (`ulimit -v`) count as the machine's. held: bytes that this process
+    has already for what is planned, such as a model's parts in memory.
     """
     info = mx.device_info()
     total = int(info.get("memory_size") or info.get("total_memory") or 0)
     if not total:  # a CPU on Linux
-        total = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *process_limits()])
+        total = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *process_limits(held)])
     return total, int(info.get("max_recommended_working_set_size", USABLE_SHARE * total))
 
 
-def process_limits() -> list[int]:
+def process_limits(held: int = 0) -> list[int]:
     """The bytes of arrays that hard limits leave to this process: of a shell (ulimit), of a container, of a job.
 
-    Beyond such a limit the system ends the process without a word. What the process holds already counts, and so does
-    what arrays bring with them.
+    Beyond such a limit the system ends the process without a word. What the process holds already counts, unless it is
+    `held` for what is planned or kept by MLX for the next array; and so does what arrays bring with them.
     """
     virtual, _, _, _, _, data, _ = pages_in_use()
+    held += mx.get_cache_memory()
     left = []
     for limit, used in (
         (resource.getrlimit(resource.RLIMIT_AS)[0], virtual),
@@ -133,7 +135,7 @@ def process_limits() -> list[int]:
         *((limit, pages_in_use()[1]) for limit in cgroup_limits()),
     ):
         if 0 <= limit < 2**60:  # -1, or a number beyond any memory: no limit
-            left.append(max(int((limit - used - WORK_SPACE) / (1 + BESIDE_ARRAYS)), 1))
+            left.append(max(int((limit - max(used - held, 0) - WORK_SPACE) / (1 + BESIDE_ARRAYS)), 1))
     return left
 
 
@@ -167,17 +169,20 @@ def cgroup_limits() -> list[int]:
     return limits
 
 
-def all_parts_fit(plan: MemoryPlan) -> bool:
-    """Whether the parts can stay in memory together."""
-    return plan.peak_bytes_all_loaded <= machine_memory()[1]
+def all_parts_fit(plan: MemoryPlan, held: int = 0) -> bool:
+    """Whether the parts can stay in memory together; held: the bytes of those that are there."""
+    return plan.peak_bytes_all_loaded <= machine_memory(held)[1]
 
 
-def check_memory(plan: MemoryPlan, smaller: dict[int, MemoryPlan], total: int | None = None) -> None:
+def check_memory(
+    plan: MemoryPlan, smaller: dict[int, MemoryPlan], *, held: int = 0, total: int | None = None
+) -> None:  # fmt: skip
     """Refuse what has no chance to fit, and name the most bits for which `smaller` has a plan that does.
 
-    total: the memory of the smallest machine, where several draw together. Raises MemoryLimitError.
+    held: bytes of it that are in memory. total: the memory of the smallest machine, where several draw together.
+    Raises MemoryLimitError.
     """
-    total = total or machine_memory()[0]
+    total = total or machine_memory(held)[0]
     if plan.peak_bytes <= total:
         return
     refusal = f"This takes {plan.peak_bytes / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB"

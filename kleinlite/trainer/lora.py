@@ -23,7 +23,7 @@ from mlx.utils import tree_map
 from PIL import Image
 
 from ..errors import ExistingFileError, UserError
-from ..files import replace_file, write_json
+from ..files import check_disk_space, replace_file, write_json
 from ..lora import attach, enable_gradient_checkpointing, freeze_except, new_deltas
 from ..models.describe import check_base
 from ..models.files import read_json
@@ -61,6 +61,7 @@ class EncodedExamples:
         txt_shape = (1, text_cfg.max_length, text_cfg.d * len(text_cfg.out_layers))
         shapes = {"txt": txt_shape, "clean": (1, n, 128), "references": (1, r, 128)}
         missing = [(path, e) for path, e in zip(self.files, examples) if not is_encoded(path, shapes)]
+        check_disk_space(folder, 4 * len(missing) * sum(math.prod(shape) for shape in shapes.values()))
         captions = [(path, example.caption) for path, example in missing]
         if not is_encoded(self.empty, {"txt": txt_shape}):
             captions.append((self.empty, ""))

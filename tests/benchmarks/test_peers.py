@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import how_fast, peers, stages
-from benchmarks.how_fast import quartiles, ratios, write_notes, write_page, write_table
+from benchmarks.how_fast import quartiles, ratios, write_answer, write_notes, write_page, write_table
 from benchmarks.peers import take_turns
 from benchmarks.stages import BUSY, STAGES, Timing, count_decode, count_work
 
@@ -50,6 +50,16 @@ def test_the_table_and_the_notes_say_what_was_measured():
     assert "2.00 times (4.00 processor) in kleinlite; without that core at all it would be 2.00 times" in notes
 
 
+def test_the_answer_is_what_was_measured():
+    answer = write_answer(measured())
+    assert "takes 0.50 of diffusers’ time for three blocks of the 4B, 0.50 for a picture of klein-nano, 0.50" in answer
+    shared = sum("diffusers" in programs for programs in measured()["stages"].values())
+    assert answer.endswith(f"; it is slower in 1 of {shared} stages.")
+    alone = measured() | {"stages": {"picture": measured()["stages"]["picture"]}}
+    assert "takes 0.50 of diffusers’ time for a picture of klein-nano; it is slower in 0 of 1" in write_answer(alone)
+    assert "nothing was measured" in write_answer(measured() | {"stages": {}})
+
+
 def test_one_turn_and_one_stage_are_enough_for_a_table():
     once = Timing([1.0], [1.0], 1)._asdict()
     found = measured() | {"stages": {"step": {"kleinlite": once}}, "troubles": []}
@@ -60,6 +70,9 @@ def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     write_page(measured(), tmp_path)
     page = (tmp_path / "how-fast.md").read_text(encoding="utf-8")
     assert "- kleinlite X" in page and "busy with other work" not in page
+    assert (
+        page.index("\n> On this machine") < page.index("<img") < page.index("- kleinlite X") < page.index("| stage |")
+    )
     assert (tmp_path / "images" / "how-fast.png").stat().st_size > 5000
     assert json.loads((tmp_path / "how-fast.json").read_text(encoding="utf-8"))["cores"] == 2
     monkeypatch.setattr(how_fast, "draw_plot", lambda *_: 1 / 0)

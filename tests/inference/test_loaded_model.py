@@ -108,7 +108,7 @@ def test_what_you_ask_for_stays_and_may_be_changed():
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_where_memory_is_short_the_transformer_goes_too(monkeypatch, stop):
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda: (10**12, 1))
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**12, 1))
     klein = tiny()
     watched, stays = Watched(klein), []
     decode = Autoencoder.decode
@@ -141,7 +141,7 @@ def test_threads_that_ask_at_once_get_one_part():
 
 
 def test_where_memory_is_short_what_is_yours_stays(monkeypatch):
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda: (10**12, 1))
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**12, 1))
     klein = tiny()
     mine = klein.transformer
     klein("a", **WISH)
@@ -149,7 +149,7 @@ def test_where_memory_is_short_what_is_yours_stays(monkeypatch):
 
 
 def test_a_picture_too_large_is_refused_before_anything_is_read(monkeypatch):
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda: (10**6, 10**6))
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**6, 10**6))
     klein = tiny()
     watched = Watched(klein)
     with pytest.raises(MemoryError, match="smaller picture"):
@@ -160,7 +160,7 @@ def test_a_picture_too_large_is_refused_before_anything_is_read(monkeypatch):
 def test_what_is_packed_already_is_not_told_to_be_packed(monkeypatch, tmp_path):
     advised = []
     monkeypatch.setattr(
-        "kleinlite.inference.loaded_model.check_memory", lambda _, smaller: advised.append(sorted(smaller))
+        "kleinlite.inference.loaded_model.check_memory", lambda _, smaller, **how: advised.append(sorted(smaller))
     )
     quantize_model(TINY, tmp_path / "packed", 8, progress=False)
     for name in (TINY, tmp_path / "packed"):
@@ -183,3 +183,13 @@ def test_numbers_that_are_not_finite_make_no_picture():
     for noise in (mx.full((1, 36, 128), 1e38), mx.concatenate([mx.zeros((1, 36, 128)), mx.full((1, 36, 128), 1e38)])):
         with pytest.raises(ValueError, match="not finite, of which no picture can be made: take dtype"):
             klein(["a"] * len(noise), noise=noise, steps=1, progress=False)
+
+
+def test_an_autoencoder_of_no_numbers_is_refused_before_it_makes_a_picture(tmp_path):
+    folder = shutil.copytree(TINY, tmp_path / "tiny", ignore=shutil.ignore_patterns("base", "expected*"))
+    path = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    arrays = mx.load(str(path))
+    name = "decoder.conv_out.bias"
+    mx.save_safetensors(str(path), arrays | {name: mx.full(arrays[name].shape, mx.nan)}, {"format": "pt"})
+    with pytest.raises(ValueError, match="vae holds numbers that are not finite: download it again"):
+        Klein.from_pretrained(folder, dtype=mx.float32)("a red circle", **WISH)

@@ -76,7 +76,7 @@ both("flux3", model=sys.argv[2] + "/flux3", width=48, height=32)
 both("flux3, an edit", model=sys.argv[2] + "/flux3", images=[picture], width=48, height=32)
 base = both("base, its two answers", model="nano-base", steps=4)
 facts["whole on both"] = base._model.machines
-loaded_model.machine_memory = lambda: (10**12, 1)  # neither can hold the whole
+loaded_model.machine_memory = lambda held=0: (10**12, 1)  # neither can hold the whole
 base = both("base, its heads", model="nano-base", steps=4)
 facts["heads of both"] = base._model.machines
 
@@ -103,7 +103,7 @@ klein.loras["cross"] = 0.5
 facts["rescaled"] = apart(last(klein), with_adapter)
 del klein.loras["cross"]
 facts["taken away"] = apart(last(klein), last(Klein.from_pretrained("nano")))
-loaded_model.machine_memory = lambda: (10**12 if group.rank() else 10**3, 1)
+loaded_model.machine_memory = lambda held=0: (10**12 if group.rank() else 10**3, 1)
 try:
     klein("a", **WISH)
 except MemoryError as refusal:

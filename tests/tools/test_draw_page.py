@@ -18,6 +18,7 @@ DRAWN = "document.querySelector('#live-draw output').value.startsWith('Drawn in'
 WORDS = "spans => spans.map(span => span.firstChild.textContent)"  # without their ids
 SAYS = "#live-draw output"
 ROOT = Path(__file__).resolve().parents[2]
+says = lambda text: f"document.querySelector('#live-draw output').value.includes({json.dumps(text)})"
 BIG = "#live-draw .layers > canvas:first-child"
 LONG = 60_000
 
@@ -97,6 +98,19 @@ def test_nothing_is_loaded_before_the_first_click_and_then_it_draws(draw, home, 
     assert log.errors == []
 
 
+def test_the_model_loads_behind_the_stored_picture(draw):
+    """Once somebody touches the form; then the first picture loads nothing more."""
+    page, log = draw()
+    page.focus("[name=prompt]")
+    page.wait_for_function(says("The model is here"), timeout=LONG)
+    loaded = [url for url in log.requests if "/nano-" in url]
+    assert loaded and page.locator(".film img").count() == 4 and page.locator(".gallery button").count() == 0
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    assert [url for url in log.requests if "/nano-" in url] == loaded
+    assert log.errors == []
+
+
 def test_a_second_visit_asks_for_no_weights(draw, chromium):
     page, log = draw("#prompt=a+house&seed=1&size=64x64&steps=1")
     page.click("button.chief")
@@ -123,6 +137,19 @@ def test_an_edit(draw, nano, tmp_path):
     assert page.evaluate("location.hash").endswith("change=make+the+circle+green")
     page.click(".gallery button:nth-child(2)")
     assert (picture(page) == np.array(before)).all()
+    assert log.errors == []
+
+
+def test_a_suggestion_draws_first_what_it_changes(draw, nano):
+    """None of the buttons of a page that was just opened does nothing."""
+    page, log = draw("#prompt=a+red+circle+above+a+blue+square&seed=3")
+    page.click("text=turn the circle into a star")
+    page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)
+    first = nano("a red circle above a blue square", seed=3, progress=False)
+    same(nano("turn the circle into a star", images=[first], seed=3, progress=False), picture(page))
+    assert "change=turn+the+circle+into+a+star" in page.evaluate("location.hash")
+    page.click(".gallery button:nth-child(2)")
+    same(first, picture(page))
     assert log.errors == []
 
 
@@ -208,6 +235,58 @@ def test_a_mistake_beside_the_right_picture(draw, nano):
     page.click("button.chief")
     page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)
     same(right, picture(page))
+    assert log.errors == []
+
+
+def test_a_mistake_travels_in_a_link(draw, nano):
+    """It is offered, and drawn once the visitor says so; another picture has none beside it."""
+    page, _ = draw()
+    page.click("text=What if one line were wrong?")
+    page.click("text=pairs by halves")
+    page.wait_for_selector("canvas.wrong", timeout=LONG)
+    link = page.evaluate("location.hash")
+    assert link.endswith("&mistake=pairs+by+halves")
+    wrong = picture(page, "canvas.wrong")
+    page, log = draw(link)
+    assert "A stored run of this prompt" in page.inner_text(SAYS)
+    assert page.get_attribute("details:has(.chapter)", "open") is not None
+    assert not [url for url in log.requests if "/nano-" in url] and page.locator("canvas.wrong").count() == 0
+    page.click("text=Draw with “pairs by halves”")
+    page.wait_for_selector("canvas.wrong", timeout=LONG)
+    assert (picture(page, "canvas.wrong") == wrong).all() and page.evaluate("location.hash") == link
+    page.click("text=a yellow star on a blue background")
+    page.wait_for_function("!location.hash.includes('mistake')", timeout=LONG)
+    assert page.locator("canvas.wrong, details [aria-pressed=true]").count() == 0
+    assert log.errors == []
+
+
+def test_an_unknown_mistake_of_a_link_is_none(draw):
+    page, log = draw("#prompt=a+boat&mistake=%3Cb%3E")
+    assert page.get_attribute("details:has(.chapter)", "open") is None and log.errors == []
+
+
+def test_a_link_opens_on_a_stored_run_and_says_so(draw, nano):
+    page, log = draw("#prompt=a+yellow+star&seed=5")
+    page.wait_for_function(f"document.querySelector('{BIG}').getContext('2d').getImageData(48, 48, 1, 1).data[3]")
+    alike(nano("a red house under a yellow sun", seed=7, progress=False), picture(page))
+    told = page.inner_text(SAYS)
+    assert "A stored run of “a red house under a yellow sun”" in told and "Draw draws what the link says" in told
+    assert page.locator(".film img").count() == 4 and not [url for url in log.requests if "/nano-" in url]
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    same(nano("a yellow star", seed=5, progress=False), picture(page))
+
+
+def test_the_link_is_copied(draw, home):
+    page, log = draw("#prompt=a+boat&seed=2&size=64x64&steps=1")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=home)
+    assert page.is_disabled("text=Copy link")
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    page.click("text=Copy link")
+    page.wait_for_function(says("The link is in the clipboard"))
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link == page.evaluate("location.href") and "#prompt=a+boat&seed=2&size=64x64&steps=1" in link
     assert log.errors == []
 
 
@@ -336,10 +415,49 @@ def test_a_wrong_answer_is_told_and_not_kept(draw, nano, file, fault):
     same(nano("a boat", seed=2, steps=1, progress=False), picture(page))
 
 
-def test_numbers_of_a_link_are_checked(draw):
-    page, log = draw("#steps=1000000000")
+@pytest.mark.parametrize("fault", ["a page of a proxy", "half of it"])
+@pytest.mark.parametrize("file", ["**/fast_preview.bin", "**/gemm.wasm"])
+def test_what_only_makes_it_faster_may_be_damaged(draw, nano, file, fault):
+    """The matrix of the fast preview and the compiled product: without them it draws as well."""
+    page, log = draw("#prompt=a+boat&seed=2&steps=1&size=64x64")
+
+    def spoil(route):
+        route.fulfill(status=200, body=FAULTS[fault](route.fetch().body()))
+
+    page.context.route(file, spoil)
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    same(nano("a boat", seed=2, width=64, height=64, steps=1, progress=False), picture(page))
+    assert log.errors == []
+
+
+def test_slow_weights_are_told_and_can_be_stopped(draw):
+    """Nothing comes any more: the page says so, Stop gives up, and the next click begins again."""
+    page, _ = draw("?patience=0.5#prompt=a+boat&seed=2&size=64x64&steps=1")
+    held = []
+    page.context.route("**/transformer/*.safetensors.gz", lambda route: held.append(route))
+    page.click("button.chief")
+    page.wait_for_function(says("The connection is slow"), timeout=LONG)
+    assert held and page.is_enabled("text=Stop")
+    page.click("text=Stop")
+    page.wait_for_function(says("Loading was stopped"), timeout=LONG)
+    assert page.is_disabled("text=Stop")
+    page.context.unroute_all()
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+
+
+@pytest.mark.parametrize("link, answer", [
+    ("steps=1000000000", "from 1 to 1000"), ("seed=abc", "whole number from 0 to"),
+    ("model=nano-base&steps=1&guidance=1e300", "Guidance is a number"),
+    ("model=nano-base&steps=1&guidance=x", "Guidance is a number"),
+])  # fmt: skip
+def test_numbers_of_a_link_are_checked(draw, link, answer):
+    page, log = draw(f"#{link}")
     page.click("text=a yellow star on a blue background")
-    page.wait_for_function("document.querySelector('#live-draw output').value.includes('from 1 to 1000')", timeout=LONG)
+    page.wait_for_function(says(answer), timeout=LONG)
+    page.click("text=make it night")
+    page.wait_for_function(f"!{says('Loading')} && {says(answer)}", timeout=LONG)
     assert log.errors == []
 
 

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from site_model import write_site_model
-from test_draw_page import LONG, picture, same
+from test_draw_page import FAULTS, LONG, picture, same
 
 from kleinlite import Klein
 from kleinlite.inside import record_attention
@@ -135,9 +135,87 @@ def inside(chromium, home):
     page.goto(f"{home}/inside.html")
     page.fill("[name=other]", OTHER)
     page.click("button.chief")
-    page.wait_for_selector(".map button", timeout=LONG)
+    page.wait_for_selector(".columns canvas", timeout=LONG)
     yield page
     page.close()
+
+
+STATUS = "document.querySelector('#live-inside output').value"
+
+
+def test_it_opens_on_a_stored_film_and_every_box_draws(open_page, home):
+    """Nothing is loaded, and nothing is empty: a film, and the boxes with their loop. A box that is pressed draws."""
+    page, log = open_page(f"{home}/inside.html")
+    assert page.locator(".stepper .film img").count() == 4 and page.locator(".columns img").count() == 1
+    assert "A stored run" in page.inner_text(".says") and page.is_disabled("text=Copy link")
+    loop = page.locator(".map .loop")
+    assert loop.locator(".times").inner_text() == "↻ 4 times"
+    assert loop.locator("button").all_inner_texts() == ["latents", "attention", "modulation", "velocity"]
+    assert page.locator(".map button:enabled").count() == len(VIEWS) - 1  # a difference takes two sentences
+    assert not [url for url in log.requests if "/nano-" in url]
+    page.click("[data-view=velocity]")
+    page.wait_for_selector("[data-view=velocity][aria-pressed=true]", timeout=LONG)
+    assert page.locator(".columns svg").count() == 1 and page.locator(".stepper .film canvas").count() == 4
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=home)
+    page.click("text=Copy link")
+    page.wait_for_function(f"{STATUS}.includes('is in the clipboard')")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link == page.evaluate("location.href") and "view=velocity" in link
+    assert log.errors == []
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_wrong_answer_is_told(open_page, home, fault):
+    """A file that is missing or damaged; the next click works."""
+    page, _ = open_page(f"{home}/inside.html")
+
+    def spoil(route):
+        if fault:
+            route.fulfill(status=200, body=FAULTS[fault](route.fetch().body()))
+        else:
+            route.fulfill(status=404)
+
+    page.context.route("**/transformer/*00001*.safetensors.gz", spoil)
+    page.click("button.chief")
+    page.wait_for_function(f"{STATUS}.includes('could not be loaded')", timeout=LONG)
+    page.context.unroute_all()
+    page.click("button.chief")
+    page.wait_for_selector(".columns canvas", timeout=LONG)
+
+
+def test_the_film_is_the_step_control(inside, nano):
+    """A picture of it chooses the step, and so does the slider; it is there where a step matters, and not elsewhere."""
+    inside.click("[data-view=picture]")
+    for i, step in enumerate(nano.stream(PROMPT, seed=7, progress=False)):
+        inside.click(f".film li:nth-child({i + 1}) button")
+        same(step.preview(), picture(inside, ".column:nth-child(1) canvas"))
+        same(step.preview(), picture(inside, f".film li:nth-child({i + 1}) canvas"))
+        assert inside.input_value("input[aria-label=step]") == str(i + 1)
+        assert f"step={i + 1}&" in inside.evaluate("location.hash")
+    slide(inside, "step", 2)
+    pressed = "buttons => buttons.map(button => button.getAttribute('aria-current'))"
+    assert inside.eval_on_selector_all(".film button", pressed) == [None, "step", None, None]
+    seen = []
+    for name in VIEWS:
+        inside.click(f"[data-view={name}]")
+        seen += [name] * inside.locator(".film").is_visible()
+    assert seen == ["latents", "attention", "product", "modulation", "velocity", "picture", "difference"]
+    assert inside.wrong == []
+
+
+def test_a_patch_is_chosen_by_keyboard(inside):
+    inside.click("[data-view=attention]")
+    slide(inside, "row", 4)
+    slide(inside, "column", 2)
+    inside.focus("input[aria-label=column]")
+    inside.keyboard.press("ArrowRight")
+    label = inside.get_attribute(".column:nth-child(1) canvas.choose", "aria-label")
+    assert "row 4, column 3" in label and "patch=27&" in inside.evaluate("location.hash")
+    inside.click(".columns .column:nth-child(1) canvas.choose", position={"x": 5, "y": 5})
+    assert inside.input_value("input[aria-label=row]") == inside.input_value("input[aria-label=column]") == "0"
+    slide(inside, "row", 2)
+    slide(inside, "column", 3)  # as the page begins
+    assert inside.wrong == []
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -218,12 +296,13 @@ def test_the_map_of_a_word_and_its_score(inside, nano):
     rope = nano.transformer.rope(image_ids(6, 6), text_ids(32))
     nano.transformer(noise(7, 36), nano.encode_prompt(PROMPT), 1.0, rope=rope, attention_fn=recorder)
     values = recorder.maps[1][:, 5]
-    seen = inside.evaluate("""() => {
-        const e = document.querySelector('.column:nth-child(1) canvas.word'), d = e.getContext('2d');
-        const at = i => d.getImageData(16 * (i % 6) + 8, 16 * Math.floor(i / 6) + 8, 1, 1).data;
-        return Array.from({length: 36}, (_, i) => Array.from(at(i))); }""")
-    green = [pixel[1] for pixel in seen]  # of viridis, over a grey picture
-    assert np.corrcoef(values, green)[0, 1] > 0.85 > np.corrcoef(recorder.maps[1][:, 9], green)[0, 1]
+    levels = lambda canvas: picture(inside, canvas).reshape(6, 16, 6, 16, 3).sum(axis=(1, 3)).reshape(36, 3)
+    dimmed, whole = levels(".column:nth-child(1) canvas.word"), levels(".film li:nth-child(1) canvas")
+    light = lambda seen: 0.25 + 0.75 * (seen - seen.min()) / (seen.max() - seen.min())
+    np.testing.assert_allclose(dimmed.sum(axis=1) / whole.sum(axis=1), light(values), atol=0.02)
+    assert abs(light(recorder.maps[1][:, 9]) - light(values)).max() > 0.2, "another word has another map"
+    shares = [part / part.sum(axis=1, keepdims=True) for part in (dimmed, whole)]
+    np.testing.assert_allclose(*shares, atol=0.02, err_msg="each patch keeps its colour")
     measured = inside.inner_text(".column:nth-child(1) .score")
     own, other = stored_scores()["double 2"][2]
     assert f"noise level 0.9, the word for a thing finds its patches with an AUC of {own:.2f}" in measured
@@ -314,13 +393,27 @@ def test_the_titles_number_is_true():
 def test_the_tour_goes_where_its_words_lead(open_page, home):
     page, log = open_page(f"{home}/inside.html")
     words = page.locator("ol.tour > li > b").all_inner_texts()
+    places = [
+        ("picture", 1, -1), ("tokens", 1, -1), ("reading", 1, -1), ("features", 1, -1), ("latents", 4, -1),
+        ("attention", 2, -1), ("attention", 2, 5), ("modulation", 1, -1), ("velocity", 1, -1), ("difference", 2, 3),
+        ("without", 2, 0),
+    ]  # fmt: skip
+    assert len(places) == len(words)
     page.click("text=Take the tour")
     for i, question in enumerate(words, start=1):
+        view, step, block = places[i - 1]
         page.wait_for_function(
             f"document.querySelector('.stop .count')?.innerText === '{i} of {len(words)}'", timeout=LONG
         )
         assert page.inner_text(".stop b") == question
         assert page.locator(".columns *").count() > 0
+        assert page.get_attribute(".map [aria-pressed=true]", "data-view") == view
+        assert f"view={view}&step={step}&block={block}&" in page.evaluate("location.hash")
+        assert page.input_value("input[aria-label=step]") == str(step)
+        if page.locator(".film").is_visible():
+            assert page.get_attribute(f".film li:nth-child({step}) button", "aria-current") == "step"
+        if page.locator("input[aria-label=block]").count():
+            assert page.input_value("input[aria-label=block]") == str(max(block + 1, 0 if view == "attention" else 1))
         if i < len(words):
             page.click(".stop >> text=Next")
     view = page.evaluate("location.href")
@@ -376,7 +469,7 @@ class SilentHead(nn.Module):
         return self.block(*args)
 
 
-@pytest.mark.parametrize("cut", ["a block", "a head", "a word", "all gates", "the clock"])
+@pytest.mark.parametrize("cut", ["a block", "a head", "a word", "the place of two words", "all gates", "the clock"])
 def test_what_if(inside, cut, site_model):
     """Each part that the page takes away, taken away from the package's own network: the same picture."""
     klein = Klein.from_pretrained(site_model, keep_loaded=True)
@@ -392,6 +485,10 @@ def test_what_if(inside, cut, site_model):
     if cut == "a word":
         inside.click(".columns .column >> nth=0 >> .chip >> text=red")
         txt = mx.where((mx.arange(32) == 4)[None, :, None], 0, txt)
+    if cut == "the place of two words":
+        inside.click(".columns .column >> nth=0 >> .chips >> nth=0 >> .chip >> text=red")
+        inside.click(".columns .column >> nth=0 >> .chips >> nth=1 >> .chip >> text=blue")
+        txt = txt[:, mx.array([{4: 8, 8: 4}.get(i, i) for i in range(32)])]
     if cut == "all gates":
         modulation = type(net.single_stream_modulation).__call__
 

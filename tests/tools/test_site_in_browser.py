@@ -6,6 +6,7 @@ Chromium comes from the system (`apt install chromium`); without it the tests in
 import html.parser
 import os
 import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,6 +104,19 @@ def test_pages_are_complete(pages):
             assert "#| " not in code and "NBVAL_" not in code, f"{name} shows a mark"
 
 
+def test_pictures_say_how_large_they_are(pages):
+    """Known before they come, so that the page does not jump. What a click shows larger comes later."""
+    for name in PAGES:
+        shown = re.sub(r'<span class="img-wrapper">.*?</span>', "", pages[name].text)
+        pictures = re.findall(r"<img\b[^>]*>", shown)
+        unsized = [p for p in pictures if not (re.search(r' width="\d+"', p) and re.search(r' height="\d+"', p))]
+        assert unsized == [], name
+    home = [picture for picture in pages["home.html"].pictures if "width" in picture]
+    assert len(home) == 2
+    for picture in home:
+        assert (int(picture["width"]), int(picture["height"])) == Image.open(NOTEBOOKS / picture["src"]).size
+
+
 def test_the_card_that_others_show_beside_a_link(site, pages):
     card = re.search(r'property="og:image" content="(.+?)"', pages["index.html"].text)[1]
     home = re.search(r'^Book = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)[1]
@@ -179,6 +193,34 @@ def test_page(open_page, home, name):
     assert page.evaluate(TOO_WIDE) == [], "on a phone"
     assert page.evaluate(CUT_OFF) == [], "lines of code that end outside of a phone"
     assert log.errors == []
+
+
+SHIFTED = """new Promise(done => { let sum = 0;
+    new PerformanceObserver(list => list.getEntries().forEach(entry => { sum += entry.value; }))
+        .observe({type: 'layout-shift', buffered: true});
+    setTimeout(() => done(sum), 1000); })"""  # nobody touches the page: all of it counts
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("name", ["index", "draw", "inside", "01_autoencoder", "nano-card", "how-fast"])
+def test_the_page_stays_where_it_is_while_it_loads(chromium, home, name, width):
+    """Also when pictures come late: cumulative layout shift."""
+    context = chromium.new_context(viewport={"width": width, "height": 900}, is_mobile=width < 600)
+    context.route(re.compile(r"\.(png|jpg|jpeg)$"), lambda route: (time.sleep(0.1), route.continue_()))
+    page = context.new_page()
+    page.goto(f"{home}/{name}.html")
+    assert page.evaluate(SHIFTED) < 0.1
+    context.close()
+
+
+def test_links_are_told_by_more_than_their_colour(open_page, home):
+    page, _ = open_page(f"{home}/01_autoencoder.html")
+    lines = lambda where: set(page.eval_on_selector_all(where, """links => links.map(e => {
+        const { textDecorationLine, textDecorationStyle } = getComputedStyle(e);
+        return `${textDecorationLine} ${textDecorationStyle}`; })"""))  # fmt: skip
+    assert lines("main :is(p, li, td, blockquote) a:not(.header, .term)") == {"underline solid"}
+    assert lines("main a.term") == {"underline dotted"}
+    assert lines("main a.header") == lines("#mdbook-sidebar li a") == {"none solid"}
 
 
 def search(page: "Page", words: str) -> list[str]:

@@ -7,6 +7,7 @@ import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.optimizers as optim
@@ -426,6 +427,13 @@ def test_a_full_disk_is_a_sentence_and_the_same_command_goes_on(folder, tmp_path
     assert trained(folder, out).out.read_bytes() == whole
 
 
+def test_the_disk_is_asked_before_anything_is_encoded(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10**5))
+    with pytest.raises(FileError, match=r"encoded will take 0\.3 MB and its disk has 0\.1 MB left"):
+        trained(folder, tmp_path / "x.safetensors")
+    assert not list(tmp_path.glob("x.training/encoded/*"))
+
+
 def test_a_caption_that_is_too_long_is_told_by_its_file_and_leaves_nothing(folder, tmp_path):
     (folder / "3.txt").write_text("a red cross " * 40)
     before = {path.name for path in tmp_path.iterdir()}
@@ -558,7 +566,7 @@ PLAN = TrainingPlan(features=1, latents=1, weights=3, adapter=1, activations=1)
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch, plan, ways):
-    monkeypatch.setattr(plan_module, "machine_memory", lambda: (4, 3))
+    monkeypatch.setattr(plan_module, "machine_memory", lambda held=0: (4, 3))
     with pytest.raises(MemoryError, match=f"GB: {ways}\\.$"):
         check_plan(plan)
 

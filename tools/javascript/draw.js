@@ -97,6 +97,14 @@ const alter = make("button", { disabled: true }, "Change");
 const editing = make("form.row", {}, field("change", "Change this picture", change), alter);
 const gallery = make("div.gallery", { "aria-label": "Pictures so far", role: "group" });
 const beside = make("div", { "aria-live": "polite" }),
+  exchanges = [1, 2, 3, 4, 5].map((chapter) =>
+    toggles(
+      `Mistakes of chapter ${chapter}`,
+      MISTAKES.filter(([of]) => of === chapter).map(([, name]) => [name, name]),
+      null,
+      (name) => drawMistake(name),
+    ),
+  ),
   mistakes = make(
     "details",
     {},
@@ -108,26 +116,14 @@ const beside = make("div", { "aria-live": "polite" }),
       make("a", { href: "atlas.html" }, "atlas"),
       "'s mistakes, live: choose one, and the same words and noise are drawn again by a script with that line.",
     ),
-    ...[1, 2, 3, 4, 5].map((chapter) =>
-      make(
-        "div.row.chapter",
-        {},
-        make("span", {}, `Chapter ${chapter}`),
-        toggles(
-          `Mistakes of chapter ${chapter}`,
-          MISTAKES.filter(([of]) => of === chapter).map(([, name]) => [name, name]),
-          null,
-          (name) => drawMistake(name),
-        ),
-      ),
-    ),
+    ...exchanges.map((of, i) => make("div.row.chapter", {}, make("span", {}, `Chapter ${i + 1}`), of)),
     beside,
   );
 page.replaceChildren(
   form,
   choices(EXAMPLES, (text) => {
     prompt.value = text;
-    run(wished());
+    attempt(() => run(wished()));
   }),
   make("p", {}, status),
   progress,
@@ -143,7 +139,9 @@ page.replaceChildren(
       editing,
       choices(CHANGES, (text) => {
         change.value = text;
-        if (shown) run(changed());
+        attempt(async () => {
+          if (shown || (await run(wished()))) await run(changed());
+        });
       }),
       gallery,
     ),
@@ -153,7 +151,50 @@ page.replaceChildren(
 
 let painter,
   shown,
+  chosen = null, // of the mistakes: { name, of: the picture beside which it is drawn }
+  wrong = false, // a sentence about the form stands there, which loading must not cover
   running = 0;
+
+/** Does what a button asks for, or says what is wrong with it. */
+async function attempt(work) {
+  wrong = false;
+  try {
+    await work();
+  } catch (error) {
+    wrong = true;
+    status.value = error.message;
+  }
+}
+
+/** How loading goes on, to be heard; `quiet` says when nobody wants to know any more. */
+const hearLoading = (quiet) => ({
+  loading: ({ loaded, total }) => {
+    if (quiet()) return;
+    progress.hidden = false;
+    progress.max = total;
+    progress.value = loaded;
+    if (!wrong) status.value = `Loading: ${megabytes(loaded)} of ${megabytes(total)}`;
+  },
+  slow: () => {
+    if (!quiet() && !wrong) status.value = "The connection is slow: nothing comes at the moment. Wait, or press Stop to give up.";
+  },
+});
+
+/** The model loads behind the stored picture as soon as somebody touches the form, and not before. */
+form.addEventListener("focusin", loadBehind, { once: true });
+async function loadBehind() {
+  if (painter || navigator.connection?.saveData) return;
+  painter = new Painter();
+  const quiet = () => running > 0;
+  stop.disabled = false;
+  try {
+    await painter.ask("load", { model: model.value }, hearLoading(quiet));
+    if (!quiet() && !wrong) status.value = "The model is here: press Draw.";
+  } catch (error) {
+    if (!quiet()) status.value = error.message;
+  }
+  if (!quiet()) progress.hidden = stop.disabled = true;
+}
 
 /** What the form says, or a sentence on what is wrong with it. */
 function wished() {
@@ -209,6 +250,7 @@ function busy(now) {
   for (const element of [change, alter, download, link, brushing]) element.disabled = !shown;
 }
 
+/** Draws, and says whether it came to its end. */
 async function run(wish) {
   const mine = ++running,
     { first, ...asked } = wish,
@@ -222,6 +264,7 @@ async function run(wish) {
   status.value = "Loading";
   progress.hidden = false;
   let seen = null,
+    complete = false,
     slow = "";
   const keep = (step) => {
     const picture = { rgba: step.rgba, width, height },
@@ -246,11 +289,7 @@ async function run(wish) {
   };
   try {
     const { stopped, seconds } = await painter.ask("draw", asked, {
-      loading: ({ loaded, total }) => {
-        progress.max = total;
-        progress.value = loaded;
-        status.value = `Loading: ${megabytes(loaded)} of ${megabytes(total)}`;
-      },
+      ...hearLoading(() => mine !== running),
       read: (found) => {
         progress.hidden = true;
         tell(found);
@@ -266,7 +305,8 @@ async function run(wish) {
         else if (step.rough && !calm()) enlarge(step.rough, wish);
       },
     });
-    if (mine !== running) return;
+    if (mine !== running) return false;
+    complete = !stopped;
     if (calm()) film.append(...frames);
     if (!seen) status.value = "Stopped before the first step.";
     else {
@@ -292,29 +332,43 @@ async function run(wish) {
     progress.hidden = true;
     busy(false);
   }
+  return complete;
+}
+
+/** Marks a mistake as chosen, or none. */
+function mark(name) {
+  chosen = name && { name };
+  for (const button of exchanges.flatMap((of) => [...of.children]))
+    button.setAttribute("aria-pressed", String(button.textContent === name));
 }
 
 /** The picture that is shown, drawn again with a mistake, beside the right one. */
-let drawnMistakes = 0;
 async function drawMistake(name) {
-  const mine = ++drawnMistakes,
-    [, , lines] = MISTAKES.find(([, its]) => its === name);
-  for (const button of mistakes.querySelectorAll("[aria-pressed]"))
-    button.setAttribute("aria-pressed", String(button.textContent === name));
+  mark(name);
   beside.replaceChildren("Drawing …");
-  if (!shown) await run(wished());
-  if (!shown || mine !== drawnMistakes) return;
-  const { picture, wish } = shown,
-    { first, ...asked } = wish,
-    { width, height } = picture;
+  const mine = chosen,
+    [, , lines] = MISTAKES.find(([, its]) => its === name);
   let rgba;
   try {
-    await painter.ask("draw", { ...asked, mistake: name }, { step: (step) => (rgba = step.rgba ?? rgba) });
+    const there = shown || (await run(wished()));
+    if (mine !== chosen) return;
+    if (!there) throw new Error("Without a picture there is nothing to draw it beside.");
+    mine.of = shown;
+    remember();
+    const { first, ...asked } = shown.wish;
+    const { stopped } = await painter.ask(
+      "draw",
+      { ...asked, mistake: name },
+      { step: (step) => (rgba = step.rgba ?? rgba) },
+    );
+    if (mine !== chosen) return;
+    if (stopped || !rgba) throw new Error("Stopped.");
   } catch (error) {
-    if (mine === drawnMistakes) beside.replaceChildren(error.message);
+    if (mine === chosen) beside.replaceChildren(error.message);
     return;
   }
-  if (mine !== drawnMistakes || !rgba) return;
+  const { picture, wish } = mine.of,
+    { width, height } = picture;
   const apart = rgba.reduce((sum, level, i) => sum + Math.abs(level - picture.rgba[i]), 0) / (0.75 * rgba.length);
   beside.replaceChildren(
     make(
@@ -341,10 +395,26 @@ function enlarge(rough, { width, height }) {
 
 function show(drawn) {
   shown = drawn;
+  if (chosen?.of && chosen.of !== drawn) {
+    mark(null); // what stands beside is another picture's
+    beside.replaceChildren();
+  }
   paint(canvas, drawn.picture);
   brush.set(drawn.wish.mask);
   canvas.setAttribute("aria-label", `Drawn by klein-nano: ${drawn.wish.prompt}`);
-  const root = drawn.wish.first ?? drawn.wish,
+  remember();
+  download.title = drawn.stopped
+    ? "A run that was stopped cannot be drawn again from its file"
+    : drawn.wish.reference
+      ? "Drawn again with --like and the picture before as --image"
+      : "";
+  busy(false);
+}
+
+/** What is shown, into the address. */
+function remember() {
+  const { wish } = shown,
+    root = wish.first ?? wish,
     { width, height } = root;
   const about = {
     prompt: root.prompt,
@@ -353,15 +423,10 @@ function show(drawn) {
     steps: root.steps,
     model: root.model,
     ...(root.guidance > 1 && { guidance: root.guidance }),
-    ...(drawn.wish.first && { change: drawn.wish.prompt }),
+    ...(wish.first && { change: wish.prompt }),
+    ...(chosen && { mistake: chosen.name }),
   };
   history.replaceState(null, "", `#${new URLSearchParams(about)}`);
-  download.title = drawn.stopped
-    ? "A run that was stopped cannot be drawn again from its file"
-    : drawn.wish.reference
-      ? "Drawn again with --like and the picture before as --image"
-      : "";
-  busy(false);
 }
 
 function tell({ tokens, most }) {
@@ -375,20 +440,11 @@ function tell({ tokens, most }) {
 
 form.onsubmit = (event) => {
   event.preventDefault();
-  try {
-    run(wished());
-  } catch (error) {
-    status.value = error.message;
-  }
+  attempt(() => run(wished()));
 };
 editing.onsubmit = (event) => {
   event.preventDefault();
-  if (shown)
-    try {
-      run(changed());
-    } catch (error) {
-      status.value = error.message;
-    }
+  if (shown) attempt(() => run(changed()));
 };
 stop.onclick = () => painter.stop();
 dice.onclick = () => {
@@ -441,9 +497,14 @@ function fill() {
   set("guidance", guidance);
   set("change", change);
   if (SIZES.includes(told.get("size"))) size.value = told.get("size");
+  const mistake = told.get("mistake");
+  if (!MISTAKES.some(([, its]) => its === mistake)) return;
+  mistakes.open = true;
+  const press = make("button", { type: "button", onclick: () => drawMistake(mistake) }, `Draw with “${mistake}”`);
+  beside.replaceChildren(make("p", {}, "The link leads to this mistake: ", press));
 }
 if (location.hash.includes("=")) fill();
-else show_stored();
+show_stored();
 
 /** Before anything is loaded: the run of the first example, drawn when the site was made (`python -m tools.live`). */
 function show_stored() {
@@ -456,7 +517,12 @@ function show_stored() {
   };
   film.replaceChildren(...pictures.map((picture) => make("li", {}, picture)));
   canvas.setAttribute("aria-label", `Drawn by klein-nano: ${EXAMPLES[0]}`);
-  status.value =
-    `A stored run of this prompt. Nothing has been loaded yet: the first picture of your own loads ` +
-    `${megabytes(BYTES.first)}, and your browser keeps them.`;
+  const own = new URLSearchParams(location.hash.slice(1)),
+    stored = { prompt: EXAMPLES[0], seed: "7", size: SIZES[0], steps: "4", model: "nano", change: null },
+    other = location.hash.includes("=") && Object.entries(stored).some(([name, value]) => own.get(name) !== value);
+  status.value = other
+    ? `A stored run of “${EXAMPLES[0]}”: Draw draws what the link says. Nothing has been loaded yet: the first ` +
+      `picture of your own loads ${megabytes(BYTES.first)}, and your browser keeps them.`
+    : `A stored run of this prompt. Nothing has been loaded yet: the first picture of your own loads ` +
+      `${megabytes(BYTES.first)}, and your browser keeps them.`;
 }

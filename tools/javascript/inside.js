@@ -20,6 +20,7 @@ const now = {
   column: 4,
   stream: "img",
   cut: "block",
+  mate: 4,
 };
 let painter,
   runs = [],
@@ -144,6 +145,20 @@ const headSlider = (key, heads) =>
     (v) => v || "mean of all",
   );
 
+/** The patch, by keyboard. */
+const patchSliders = () => {
+  const { gh, gw } = runs[0].read,
+    at = now.patch % (gh * gw),
+    to = (row, column) => {
+      now.patch = row * gw + column;
+      refresh();
+    };
+  return [
+    slider("row", { min: 0, max: gh - 1, value: Math.floor(at / gw) }, (v) => to(v, now.patch % gw)),
+    slider("column", { min: 0, max: gw - 1, value: at % gw }, (v) => to(Math.floor((now.patch % (gh * gw)) / gw), v)),
+  ];
+};
+
 const VIEWS = {
   tokens: {
     box: "tokens",
@@ -266,6 +281,7 @@ const VIEWS = {
       "The picture is made in a small grid of numbers, many channels deep. Each square is one channel of what is " +
       "expected from this step; choose one, push it, and see what it paints.",
     chapter: ["01_autoencoder", 1],
+    steps: true,
     controls: () => [
       slider("channel", { min: 0, max: runs[0].read.channels - 1, value: now.channel }, (v) => {
         now.channel = v;
@@ -341,7 +357,8 @@ const VIEWS = {
       "Every patch of the picture looks at all others, and at the words. Choose a patch: bright is where it " +
       "looks; words and picture share its whole attention.",
     chapter: ["05_transformer", 5],
-    controls: () => [blockSlider(), headSlider("head", runs[0].read.heads)],
+    steps: true,
+    controls: () => [blockSlider(), headSlider("head", runs[0].read.heads), ...patchSliders()],
     show: (run) => {
       const { m, gh, gw, tokens } = run.read,
         n = gh * gw,
@@ -401,6 +418,7 @@ const VIEWS = {
       "Nearly all of the work is matrix products. This one asks how well each query fits each key: a cell is one row of " +
       "the queries times one row of the keys, number by number, summed. Point at a cell, or choose it with the arrow keys.",
     chapter: ["05_transformer", 5],
+    steps: true,
     controls: () => [
       blockSlider(false),
       slider("head", { min: 1, max: runs[0].read.heads, value: Math.max(now.head, 0) + 1 }, (v) => {
@@ -416,6 +434,7 @@ const VIEWS = {
       "The noise level t alone decides how strongly each part of a block is shifted, scaled and let through: the " +
       "mean size of these vectors, from pure noise (1) to the picture (0). The red line is this step.",
     chapter: ["05_transformer", 5],
+    steps: true,
     controls: () => [
       toggles(
         "stream",
@@ -477,6 +496,7 @@ const VIEWS = {
       "The answer of the transformer is a direction. From where the walk stands, the arrow leads to the picture " +
       "expected there; a step goes part of the way, and asks again.",
     chapter: ["04_sampling", 4],
+    steps: true,
     show: (run) => {
       const {
           read: { start, gh, gw, channels },
@@ -501,18 +521,6 @@ const VIEWS = {
       const sizes = Float32Array.from({ length: gh * gw }, (_, i) =>
         norm(step.velocity.subarray(i * channels, (i + 1) * channels)),
       );
-      const film = make(
-        "ol.film",
-        {},
-        ...steps.map((step, i) =>
-          make(
-            "li",
-            { "aria-current": i + 1 === now.step && "step" },
-            paint(make("canvas", { role: "img", "aria-label": `Expected from step ${i + 1}` }), picture(run, step)),
-            make("span", {}, `from t = ${number(step.t)}`),
-          ),
-        ),
-      );
       return [
         make(
           "div.row.maps",
@@ -536,7 +544,6 @@ const VIEWS = {
             `length of the velocity, up to ${Math.max(...sizes).toFixed(1)}`,
           ),
         ),
-        film,
       ];
     },
   },
@@ -546,6 +553,7 @@ const VIEWS = {
       "The decoder makes pixels of latents: this is the picture that is expected from the step, and after the " +
       "last one the picture.",
     chapter: ["06_pipeline", 6],
+    steps: true,
     show: (run) => [
       figure(
         paint(
@@ -559,8 +567,8 @@ const VIEWS = {
   without: {
     box: "what if",
     says:
-      "What is a part good for? Take it away, and see what the same words and the same noise become. Left the picture as it " +
-      "was, right the picture without the part.",
+      "What is a part good for? Take it away, or put two words in each other's place behind the text encoder, and see what the " +
+      "same words and the same noise become. Left the picture as it was, right the other one.",
     chapter: ["05_transformer", 5],
     controls: () => [
       toggles(
@@ -569,11 +577,14 @@ const VIEWS = {
           ["a block", "block"],
           ["a head", "head"],
           ["a word", "word"],
+          ["the place of two words", "swap"],
           ["all gates", "gates"],
           ["the clock", "clock"],
         ],
         now.cut,
         (v) => {
+          const others = runs[0].read.tokens.flatMap(({ mine }, j) => (mine && j !== now.token ? [j] : []));
+          if (now.mate === now.token) now.mate = others[0] ?? now.token;
           now.cut = v;
           choose("without");
         },
@@ -585,11 +596,13 @@ const VIEWS = {
       const { blocks, tokens, heads } = run.read,
         block = blocks[Math.max(now.block, 0)],
         head = Math.min(Math.max(now.head, 0), heads - 1),
-        token = Math.min(now.token, tokens.length - 1);
+        [token, mate] = [now.token, now.mate].map((i) => Math.min(Math.max(i, 0), tokens.length - 1)),
+        word = (i) => `“${tokens[i].text.trim()}”`;
       const [cut, what] = {
         block: [{ block }, `without block “${block}”`],
         head: [{ block, head }, `head ${head + 1} of block “${block}” is silent`],
-        word: [{ token }, `deaf for “${tokens[token].text.trim()}”`],
+        word: [{ token }, `deaf for ${word(token)}`],
+        swap: [{ swap: [token, mate] }, `${word(token)} and ${word(mate)} in each other's place`],
         gates: [{ gates: true }, "every gate wide open, at 1"],
         clock: [{ clock: 0.5 }, "the network always believes that half of it is noise"],
       }[now.cut];
@@ -602,23 +615,23 @@ const VIEWS = {
         const apart = right.rgba.reduce((sum, value, i) => sum + Math.abs(value - after.rgba[i]), 0);
         says.textContent = `The picture changes by ${(apart / right.rgba.length / 0.75).toFixed(1)} of 255 levels on average.`;
       }, () => 0); // overtaken by the next one
+      const chips = (key, other) =>
+        make(
+          "p.chips",
+          {},
+          ...tokens.map((each, j) =>
+            each.mine
+              ? chip(each, null, j === now[key], () => {
+                  if (now[other] === j) now[other] = now[key];
+                  now[key] = j;
+                  refresh();
+                })
+              : "",
+          ),
+        );
       return [
-        ...(now.cut === "word"
-          ? [
-              make(
-                "p.chips",
-                {},
-                ...tokens.map((each, j) =>
-                  each.mine
-                    ? chip(each, null, j === token, () => {
-                        now.token = j;
-                        refresh();
-                      })
-                    : "",
-                ),
-              ),
-            ]
-          : []),
+        ...(now.cut === "word" ? [chips("token")] : []),
+        ...(now.cut === "swap" ? [chips("token", "mate"), chips("mate", "token")] : []),
         make(
           "div.row.maps",
           {},
@@ -639,6 +652,7 @@ const VIEWS = {
       "apart after every block, in parts of their own size; the map, where in the picture, after the chosen " +
       "block.",
     chapter: ["05_transformer", 5],
+    steps: true,
     controls: () => [blockSlider(false)],
     together: true,
     show: () => {
@@ -829,12 +843,22 @@ const panel = make("section.stop", { hidden: true, "aria-live": "polite", "aria-
   tour = make("button", { type: "button", onclick: () => visit(0) }, "Take the tour"),
   copy = make("button", { type: "button", disabled: true }, "Copy link");
 const map = make("div.map", { role: "group", "aria-label": "The way from words to the picture" }),
-  stepper = make("div.row"),
+  stepper = make("div.stepper"),
+  film = make("ol.film", { "aria-label": "The picture expected after each step" }),
   controls = make("div.row"),
   says = make("p.says"),
-  columns = make("div.columns"),
-  body = make("div", { hidden: true }, panel, map, stepper, says, controls, columns);
-page.replaceChildren(form, make("p.row", {}, tour, copy), make("p", {}, status), body);
+  columns = make("div.columns");
+page.replaceChildren(
+  form,
+  make("p.row", {}, tour, copy),
+  make("p", {}, status),
+  panel,
+  map,
+  stepper,
+  says,
+  controls,
+  columns,
+);
 
 /** The view, into the address. */
 function remember() {
@@ -846,6 +870,11 @@ function refresh(withControls = false) {
   asked++;
   remember();
   const view = VIEWS[now.view];
+  stepper.hidden = !view.steps;
+  [...film.children].forEach((item, i) => {
+    if (i + 1 === now.step) item.firstChild.setAttribute("aria-current", "step");
+    else item.firstChild.removeAttribute("aria-current");
+  });
   if (withControls) choose(now.view);
   else
     columns.replaceChildren(
@@ -867,9 +896,11 @@ function choose(name) {
   refresh();
 }
 
+/** The boxes and the arrows between them. Before a run a box draws first. */
 function diagram() {
-  const box = (name) =>
-      make("button.box", { type: "button", "data-view": name, onclick: () => choose(name) }, VIEWS[name].box),
+  const open = (name) => (runs.length ? choose(name) : run({ ...linked(), view: name })),
+    box = (name) =>
+      make("button.box", { type: "button", "data-view": name, onclick: () => open(name) }, VIEWS[name].box),
     arrow = () => make("span.to", { "aria-hidden": "true" }, "→");
   map.replaceChildren(
     make(
@@ -889,31 +920,69 @@ function diagram() {
       {},
       make("span.end", {}, "noise"),
       arrow(),
-      box("latents"),
-      arrow(),
-      make("span.field", {}, box("attention"), box("modulation")),
-      arrow(),
-      box("velocity"),
+      make(
+        "span.loop",
+        {},
+        make("span.times", {}, `↻ ${runs[0]?.steps.length ?? 4} times`),
+        box("latents"),
+        arrow(),
+        make("span.field", {}, box("attention"), box("modulation")),
+        arrow(),
+        box("velocity"),
+      ),
       arrow(),
       box("picture"),
     ),
     make("div", {}, box("product"), box("without"), ...(runs.length > 1 ? [box("difference")] : [])),
   );
-  stepper.replaceChildren(
-    slider(
+}
+
+/** The film of the first run: a picture chooses its step, and so does the slider beside it. */
+function showFilm() {
+  const { steps } = runs[0],
+    chosen = slider(
       "step",
-      { min: 1, max: runs[0].steps.length, value: now.step },
+      { min: 1, max: steps.length, value: now.step },
       (v) => {
         now.step = v;
         refresh();
       },
-      (v) => `${v} of ${runs[0].steps.length}, t = ${number(runs[0].steps[v - 1].t)}`,
+      (v) => `${v} of ${steps.length}, t = ${number(steps[v - 1].t)}`,
     ),
+    input = chosen.querySelector("input");
+  film.replaceChildren(
+    ...steps.map((step, i) => {
+      const small = make("canvas", { role: "img", "aria-label": `Expected after step ${i + 1}` }),
+        click = () => {
+          input.value = i + 1;
+          input.oninput();
+        };
+      paint(small, picture(runs[0], step));
+      return make("li", {}, make("button", { type: "button", "aria-label": `Step ${i + 1}`, onclick: click }, small));
+    }),
   );
+  stepper.replaceChildren(film, chosen);
+}
+
+/** Before anything is loaded: the film that the page Draw shows, too, and the boxes that it came through. */
+function showStored() {
+  const still = (step, as = "img") => {
+    const [src, alt] = [`images/draw-${step}.png`, `Expected after step ${step}`];
+    return make(as, { src, alt, width: SIZE, height: SIZE });
+  };
+  diagram();
+  film.replaceChildren(...[1, 2, 3, 4].map((step) => make("li", {}, still(step))));
+  stepper.replaceChildren(film);
+  says.textContent =
+    "A stored run: what is expected after each of four steps, and what came out. Press a box, and your own sentence " +
+    "is drawn and opened there.";
+  const caption = make("figcaption", {}, "a red house under a yellow sun");
+  columns.replaceChildren(make("div.column", {}, make("figure", {}, caption, still(4, "img.large"))));
 }
 
 /** Draw what the form asks for and show it, at `place`: what is set of `now`. Says whether that could be done. */
 async function run(place) {
+  if (open.disabled) return false; // at work already
   painter ??= new Painter();
   open.disabled = tour.disabled = true;
   let done = false;
@@ -928,6 +997,9 @@ async function run(place) {
         {
           loading: ({ loaded, total }) => {
             status.value = `Loading: ${megabytes(loaded)} of ${megabytes(total)}`;
+          },
+          slow: () => {
+            status.value = "The connection is slow: nothing comes at the moment.";
           },
           read: (read) => {
             run.read = read;
@@ -944,11 +1016,13 @@ async function run(place) {
       step: Math.min(2, runs[0].steps.length),
       patch: Math.floor(gh / 3) * gw + Math.floor(gw / 2),
       token: mine.at(-1) ?? 0,
+      mate: mine[1] ?? mine[0] ?? 0,
       ...place,
     });
     if (!VIEWS[now.view] || (now.view === "difference" && runs.length < 2)) now.view = "picture";
-    body.hidden = copy.disabled = false;
+    copy.disabled = false;
     diagram();
+    showFilm();
     choose(now.view);
     status.value = "Press a box to open it.";
     done = true;
@@ -999,7 +1073,7 @@ async function visit(i) {
     if (!(await run({}))) return;
   }
   Object.assign(now, { block: -1, head: -1, ...STOPS[i] });
-  diagram();
+  showFilm();
   choose(now.view);
   const words = TOUR[i].cloneNode(true),
     to = (name, j) => make("button", { type: "button", disabled: !STOPS[j], onclick: () => visit(j) }, name);
@@ -1025,6 +1099,8 @@ function linked() {
   }
   return place;
 }
+
+showStored();
 
 /** A link's sentences, into the form. */
 for (const [name, input] of Object.entries({ prompt, other, seed })) {

@@ -453,7 +453,7 @@ export class Klein extends Arrays {
    * Velocity (n, c) of the first n image tokens: img (all, c) noisy latents and references, txt (m, …) features.
    * `this.cut`, if there is one, spoils it on purpose: a block is left out ({ block }), one of its heads is silent
    * ({ block, head }), every gate is 1 ({ gates }), or the network believes in another noise level ({ clock }). `draw`
-   * deafens it for a word ({ token }).
+   * gives it the words' features as a function leaves them ({ words }).
    */
   velocity(part, img, txt, t, ids, n) { return this.within(() => {
     const config = this.config[part], { num_attention_heads: nh, attention_head_dim: hd, in_channels: c } = config;
@@ -611,7 +611,7 @@ export class Klein extends Arrays {
     const seen = reference ? this.encode(reference.rgba, reference.width, reference.height) : [];
     if (reference) ids.push(...imageIds(reference.height / 16, reference.width / 16, 10));
     const eps = start ?? noise(seed, n * c), wide = txt.length / this.index.max_sequence_length;
-    if (this.cut?.token >= 0) txt.fill(0, this.cut.token * wide, (this.cut.token + 1) * wide);
+    this.cut?.words?.(txt, wide);
     for (let index = 0, x = eps; index < steps; index++) {
       const t = sigmas[index], t_next = sigmas[index + 1], img = new Float32Array(n * c + seen.length);
       img.set(x); img.set(seen, n * c);

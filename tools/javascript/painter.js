@@ -3,8 +3,9 @@
 export class Painter {
   constructor() {
     const url = new URL("worker.js", import.meta.url),
-      wasm = new URL(location).searchParams.get("wasm");
-    if (wasm) url.searchParams.set("wasm", wasm); // ?wasm=0: to see what WebAssembly is good for
+      told = new URL(location).searchParams;
+    for (const name of ["wasm", "patience"]) // ?wasm=0: to see what WebAssembly is good for; the other is the tests'
+      if (told.has(name)) url.searchParams.set(name, told.get(name));
     this.worker = new Worker(url, { type: "module" });
     this.count = 0;
     this.asked = new Map();

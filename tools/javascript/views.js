@@ -33,17 +33,14 @@ export function heat(canvas, values, rows, columns, { min = Math.min(...values),
   return canvas;
 }
 
-/** Numbers (n, 4) of a picture → grey, and over it values (gh, gw) as colours: where something happens in a picture. */
+/** Numbers (n, 4) of a picture, the darker the smaller a patch's value of (gh, gw) is: where something happens in it. */
 export function overlay(canvas, { rgba, width, height }, values, gh, gw, max = Math.max(...values)) {
   const mixed = new Uint8ClampedArray(rgba.length).fill(255);
   for (let i = 0; i < width * height; i++) {
     const y = Math.floor(i / width),
       value = values[Math.floor((y * gh) / height) * gw + Math.floor(((i % width) * gw) / width)];
-    const grey = 0.3 * rgba[4 * i] + 0.59 * rgba[4 * i + 1] + 0.11 * rgba[4 * i + 2];
-    mixed.set(
-      viridis(value / max).map((colour) => 0.7 * colour + 0.3 * grey),
-      4 * i,
-    );
+    const light = 0.25 + 0.75 * Math.min(Math.max(value / (max || 1), 0), 1);
+    for (let c = 4 * i; c < 4 * i + 3; c++) mixed[c] = light * rgba[c];
   }
   canvas.width = width;
   canvas.height = height;

@@ -7,11 +7,16 @@ import { BYTES, FILES, FOLDER } from "./model.js";
 import { unpack } from "./packed.js";
 
 const folder = new URL(FOLDER, import.meta.url),
-  plain = new URL(self.location).searchParams.get("wasm") === "0";
+  told = new URL(self.location).searchParams,
+  plain = told.get("wasm") === "0",
+  PATIENCE = Number(told.get("patience") ?? 15); // seconds without a byte, until the page says so
 const PREVIEWS = 8; // at most, of a long run
+const MATRIX = 4 * 129 * 48; // bytes of the fast preview's
 let latest = 0,
   loaded = 0,
-  total = 0;
+  total = 0,
+  halt = new AbortController(), // of all that is being loaded
+  waiting; // for a byte: a timer
 
 /** The browser's own store of what it fetched, without the models of earlier days; undefined where there is none. */
 const store = (async () => {
@@ -20,7 +25,20 @@ const store = (async () => {
   return cache;
 })().catch(() => undefined);
 
-const failed = (path, why) => new Error(`The model could not be loaded (${path}: ${why}). Try again in a moment.`);
+const failed = (path, why) =>
+  new Error(
+    halt.signal.aborted
+      ? "Loading was stopped. The next picture begins it again."
+      : `The model could not be loaded (${path}: ${why}). Try again in a moment.`,
+  );
+
+/** From here on, time without a byte is told. */
+function wait() {
+  clearInterval(waiting);
+  waiting = setInterval(() => {
+    if (loaded < total) self.postMessage({ id: latest, kind: "slow" });
+  }, 1000 * PATIENCE);
+}
 
 /** The bytes of an answer, while the page is told how many have come. */
 async function receive(answer) {
@@ -30,6 +48,7 @@ async function receive(answer) {
     if (done) return new Blob(chunks).arrayBuffer();
     chunks.push(value);
     loaded += value.length;
+    wait();
     self.postMessage({ id: latest, kind: "loading", loaded: Math.min(loaded, total), total });
   }
 }
@@ -54,7 +73,7 @@ async function fetchFile(path) {
     loaded -= bytes.byteLength;
     await kept.delete(url);
   }
-  const answer = await fetch(url).catch(() => ({ ok: false, status: "no connection" }));
+  const answer = await fetch(url, { signal: halt.signal }).catch(() => ({ ok: false, status: "no connection" }));
   if (!answer.ok) throw failed(path, answer.status);
   const bytes = await receive(answer).catch(() => {
     throw failed(path, "the connection broke off");
@@ -72,23 +91,25 @@ const fetched = async (path) =>
 /** The compiled product; null where it cannot be had: then plain JavaScript does its work. */
 async function fetchKernel() {
   if (plain) return null;
-  const answer = await fetch(new URL("gemm.wasm", import.meta.url)).catch(() => null);
-  return answer?.ok ? answer.arrayBuffer() : null;
+  const answer = await fetch(new URL("gemm.wasm", import.meta.url), { signal: halt.signal }).catch(() => null);
+  return answer?.ok ? answer.arrayBuffer().catch(() => null) : null; // klein.js looks whether it is a program
 }
 
 /** The matrix of the fast preview; null where it cannot be had. */
 async function fetchMatrix() {
-  const answer = await fetch(new URL("fast_preview.bin", import.meta.url)).catch(() => null);
-  return answer?.ok ? new Float32Array(await answer.arrayBuffer()) : null;
+  const answer = await fetch(new URL("fast_preview.bin", import.meta.url), { signal: halt.signal }).catch(() => null),
+    bytes = answer?.ok ? await answer.arrayBuffer().catch(() => null) : null;
+  return bytes?.byteLength === MATRIX ? new Float32Array(bytes) : null;
 }
 
 /** Numbers may come from a link, and a link from anybody. */
-function checkWish({ steps, width, height, mask }) {
+function checkWish({ steps, width, height, mask, guidance = 1 }) {
   const whole = (n, low, high) => Number.isInteger(n) && low <= n && n <= high;
   if (!whole(steps, 1, 1000)) throw new RangeError("Steps are a whole number from 1 to 1000.");
   for (const side of [width, height])
     if (!whole(side, 16, 2048) || side % 16)
       throw new RangeError("Width and height are multiples of 16 pixels, at most 2048.");
+  if (!(guidance >= 1 && guidance <= 1000)) throw new RangeError("Guidance is a number from 1 to 1000.");
   if (mask && !mask.includes(0))
     throw new RangeError("All of the picture is painted, so that nothing would stay: clear the mask, or draw anew.");
 }
@@ -96,16 +117,21 @@ function checkWish({ steps, width, height, mask }) {
 const parts = {}; // name → promise
 let matrix = null; // of the fast preview
 function once(name, load) {
-  if (!parts[name]) total += BYTES[name];
-  return (parts[name] ??= load().catch((error) => {
-    delete parts[name];
-    loaded = total = 0;
-    throw error;
-  }));
+  if (parts[name]) return parts[name];
+  total += BYTES[name];
+  wait();
+  return (parts[name] = load()
+    .catch((error) => {
+      delete parts[name];
+      loaded = total = 0;
+      throw error;
+    })
+    .finally(() => clearInterval(waiting)));
 }
 
 /** The model, with what a wish takes beside drawing. */
 async function open({ reference, model }) {
+  if (halt.signal.aborted) halt = new AbortController();
   const klein = await once("first", async () => {
     const [kernel, found] = await Promise.all([fetchKernel(), fetchMatrix()]);
     matrix = found;
@@ -172,9 +198,21 @@ function loadMistake(name) {
   }));
 }
 
+/** What a cut does to the features (m, wide) of the words: one is deafened, or two are put in each other's place. */
+const spoilWords =
+  ({ token, swap }) =>
+  (features, wide) => {
+    const of = (i) => features.subarray(i * wide, (i + 1) * wide);
+    if (token >= 0) of(token).fill(0);
+    if (!swap) return;
+    const first = of(swap[0]).slice();
+    of(swap[0]).set(of(swap[1]));
+    of(swap[1]).set(first);
+  };
+
 /** Works with a model that is spoiled on purpose, as a wish says: by a `cut`, or by a mistake in its script. */
 function spoiling(klein, { cut }, Wrong, work) {
-  klein.cut = cut ?? null;
+  klein.cut = cut ? { ...cut, words: spoilWords(cut) } : null;
   if (Wrong) Object.setPrototypeOf(klein, Wrong.prototype);
   try {
     return work();
@@ -185,6 +223,11 @@ function spoiling(klein, { cut }, Wrong, work) {
 }
 
 const work = {
+  /** What a wish takes, before anybody asks for a picture. */
+  async load(wish) {
+    await open(wish);
+  },
+
   async draw(wish, tell, ended) {
     const klein = await open(wish),
       began = performance.now(),
@@ -292,7 +335,7 @@ self.onmessage = async ({ data: wish }) => {
   const { id, kind } = wish,
     tell = (kind, what, moved = []) => self.postMessage({ id, kind, ...what }, moved);
   if (kind !== "read" && kind !== "decode") latest = id;
-  if (kind === "stop") return;
+  if (kind === "stop") return halt.abort();
   try {
     if (kind === "draw" || kind === "look") checkWish(wish);
     tell("done", await work[kind](wish, tell, () => id !== latest));
