@@ -38,8 +38,8 @@ lab: $(VENV)/.book$(BACKEND) ## open the book in JupyterLab, at chapter 0 (ARGS=
 
 test: check test-notebooks book ## all tests: the quick ones, every notebook from top to bottom, the site
 
-check: lint ## the quick tests: promotion in step, lint, pytest, two files at a time
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+check: lint ## the quick tests: promotion in step, lint, pytest, three files at a time: many wait for a browser or a server
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 test-lowest: $(VENV)/pyvenv.cfg ## the package's quick tests with the lowest versions that pyproject.toml allows
 	@if $(HAS_UV); then test -d $(LOWEST) || uv venv -q --python $(BIN)/python $(LOWEST); \

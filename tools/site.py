@@ -328,7 +328,11 @@ def render_links(path: str, module: str | None, site: Site) -> str:
     ]
     if path in site.workbooks:
         about = "The same chapter, whose functions you write: see How to work through this book"
-        links.insert(1, f'<a href="{live.WORKBOOK}/{path}" title="{about}" download>workbook</a>')
+        opened = f"https://colab.research.google.com/github/{project}/blob/workbook/{quote(path)}"
+        links[1:1] = [
+            f'<a href="{live.WORKBOOK}/{path}" title="{about}" download>workbook</a>',
+            f'<a href="{opened}" title="The workbook; its first cell installs what it needs">workbook in Colab</a>',
+        ]
     texts = [f"This page is a notebook: {' · '.join(links)}."]
     if module:
         home = f"kleinlite/{module}.py"

@@ -25,7 +25,9 @@ from tools import promote
 from tools.notebooks import to_json
 
 ROOT = Path(__file__).resolve().parents[1]
-SITE = re.search(r'^Book = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)[1]
+PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+SITE = re.search(r'^Book = "(.+)"', PROJECT, re.M)[1]
+REPOSITORY = re.search(r'^Repository = "(.+)"', PROJECT, re.M)[1]
 EXPORT = re.compile(r"^#\| ?export *([a-z]\w*\.[a-z]\w*)?\s*$", re.M)  # a module's name, where it is not the chapter's
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
 SHAPE = re.compile(
@@ -44,10 +46,24 @@ with installed("{module}", globals()):
 picture"""
 
 
+ON_COLAB = f"""\
+import os
+import subprocess
+import sys
+
+if "google.colab" in sys.modules:  # elsewhere the package is there already
+    folder = "/content/kleinlite"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", "{REPOSITORY}", folder], check=True)
+    wanted = ["-e", folder, "ipywidgets>=8.1", "anywidget>=0.9"]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *wanted], check=True)
+    sys.path.insert(0, folder)
+    os.chdir(f"{{folder}}/notebooks")"""
+
+
 def module_of(notebook: dict) -> str:
     """The module that a notebook writes, "" if none."""
-    source = next(("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"), "")
-    found = re.search(r"^#\| ?default_exp +(\w+)", source, re.M)
+    code = "\n".join("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code")
+    found = re.search(r"^#\| ?default_exp +(\w+)", code, re.M)
     return found[1] if found else ""
 
 
@@ -144,6 +160,7 @@ def make_workbook(notebook: dict, name: str) -> dict:
             made.append({**cell, "source": lines_of(fold_hints(source) if i in hints else source)})
             if i == 0:
                 made.append(new_cell("markdown", "how-to", introduce(name, sum(here.values(), []))))
+                made.append(new_cell("code", "on-colab", ON_COLAB))
             continue
         if "promote.diff(" in source:  # a workbook is tried, not promoted
             if module in DRAWN:

@@ -117,6 +117,14 @@ def test_pictures_say_how_large_they_are(pages):
         assert (int(picture["width"]), int(picture["height"])) == Image.open(NOTEBOOKS / picture["src"]).size
 
 
+def test_a_chapter_leads_to_its_workbook(site, pages):
+    text = pages["04_sampling.html"].text
+    assert 'href="live/workbook/04_sampling.ipynb"' in text
+    assert 'href="https://colab.research.google.com/github/kleinlite/kleinlite/blob/workbook/04_sampling.ipynb"' in text
+    workbook = (site / "live" / "workbook" / "04_sampling.ipynb").read_text("utf-8")
+    assert "Your turn: schedule" in workbook and "google.colab" in workbook
+
+
 def test_the_card_that_others_show_beside_a_link(site, pages):
     card = re.search(r'property="og:image" content="(.+?)"', pages["index.html"].text)[1]
     home = re.search(r'^Book = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)[1]

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from functools import cache
 
 import mlx.core as mx
@@ -339,6 +340,22 @@ def test_every_module_has_tests_of_its_own():
     for module in HOLES.keys() - {"book.ladder"}:
         files = [*(workbook.ROOT / "tests").glob(f"test_{module}*.py")]
         assert files or f"def test_{module}" in blocks, module
+
+
+def test_the_first_cell_does_nothing_but_on_colab(monkeypatch):
+    """There it fetches the book and installs the package, before anything imports it."""
+    made = workbook.make_workbook(NOTEBOOKS[4], "04_sampling")
+    first = next("".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "code")
+    ran = []
+    monkeypatch.setattr("subprocess.run", lambda command, check: ran.append(command))
+    monkeypatch.setattr("os.chdir", ran.append)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    exec(first, {})
+    assert ran == []
+    monkeypatch.setitem(sys.modules, "google.colab", sys)
+    exec(first, {})
+    assert ran[0][:3] == ["git", "clone", "-q"] and ran[1][1:4] == ["-m", "pip", "install"]
+    assert ran[2] == "/content/kleinlite/notebooks" and sys.path[0] == "/content/kleinlite"
 
 
 def test_hints():
