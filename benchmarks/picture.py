@@ -109,14 +109,14 @@ def measure(klein: Klein, size: int, steps: int) -> dict[str, Cost]:
     """Draw one picture in stages, each as `Klein` does it."""
     costs, work = {}, {}
     work["prompt"] = lambda: klein.encode_prompt(PROMPT)
-    work["load"] = lambda: mx.eval(klein._model.load_transformer().parameters())
+    work["load"] = lambda: mx.eval(klein.parts.load("transformer").parameters())
     stream = klein.stream(PROMPT, width=size, height=size, steps=steps, seed=7, progress=False)
     for i in range(1, steps + 1):
         work[f"step {i}"] = lambda: next(stream).latents.reshape(1, size // 16, size // 16, -1)
 
     def decode():
         list(stream)  # there is no step left: the transformer goes, if it would not fit beside the decoder
-        return klein._model.load_autoencoder().decode(result)
+        return klein.parts.load("autoencoder").decode(result)
 
     for stage, do in {**work, "decode": decode}.items():
         reset_peaks()
@@ -144,8 +144,8 @@ def measure_flops_per_second() -> float:
 
 def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) -> dict[str, Cost]:
     """The same ledger by arithmetic. base: bytes of the process before anything was read."""
-    cfg, text_cfg, vae_cfg = klein._model.checkpoint.configs
-    rate, on_disk = measure_flops_per_second(), klein._model.checkpoint.nbytes
+    cfg, text_cfg, vae_cfg = klein.parts.configs
+    rate, on_disk = measure_flops_per_second(), klein.parts.checkpoint.nbytes
     prompt, step = count_prompt(text_cfg), count_step(cfg, text_cfg.max_length, size * size // 256)
     seconds = {"prompt": prompt.total / rate, "step": step.total / rate}
     memory = {

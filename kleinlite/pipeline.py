@@ -7,7 +7,7 @@ Letters: b pictures, n picture tokens, m text tokens, H and W pixels, gh and gw 
 Sources: the call, its rounding and its references: diffusers' Flux2KleinPipeline. References as further tokens:
 Labs et al. 2025 (FLUX.1 Kontext), arXiv 2506.15742.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 5b37f95b)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 67c72fe5)
 """
 
 import math
@@ -356,6 +356,11 @@ class Klein:
     def loras(self) -> Loras:
         """The adapters in use and their scales."""
         return self._model.loras
+
+    @property
+    def parts(self) -> LoadedModel:
+        """What is in memory, for those who build on it: .configs, .loaded, .load(name), .release(name)."""
+        return self._model
 
     @property
     def tokenizer(self) -> Tokenizer:

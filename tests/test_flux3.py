@@ -475,7 +475,7 @@ def test_what_the_files_say():
     assert (info.distilled, info.steps, info.guidance) == (True, 16, 1.0)
     assert (base.distilled, base.steps, base.guidance) == (False, 50, 3.5)
     assert info.family.title == "FLUX.3 [klein]" and info.max_length == 8192
-    cfg = klein()._model.checkpoint.configs.text_encoder
+    cfg = klein().parts.configs.text_encoder
     assert cfg.out_layers == tuple(range(4, 33, 4)) and cfg.theta == 5e6
     assert len(klein().text_encoder.layers) == 32  # of 36
     check(klein().encode_prompt(golden().meta["prompts"][0]), golden().expected["prompt0.embeds"])

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "kleinlite"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 CONTRACT = {
     "from_pretrained", "stream", "encode_prompt", "autoencoder", "transformer", "text_encoder", "tokenizer", "info",
-    "loras", "plan_memory", "release",
+    "loras", "plan_memory", "release", "parts",
 }  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def test_bits_of_a_large_part_are_those_of_its_files(monkeypatch):
 def test_the_plan_is_near_what_is_measured():
     """Within a third, for the network that takes most: the decoder, and for nano's step at 256 × 256."""
     klein = Klein.from_pretrained("nano")
-    plan = memory_check.plan_model(klein._model.checkpoint, width=256, height=256, bits=32)
+    plan = memory_check.plan_model(klein.parts.checkpoint, width=256, height=256, bits=32)
     others = mx.get_active_memory()  # what other tests keep
     measured = picture.measure(klein, 256, 1)
     step, decode = plan.transformer + plan.step, plan.transformer + plan.autoencoder + plan.decode
@@ -176,7 +176,7 @@ def test_what_a_model_holds_already_is_not_counted_twice(monkeypatch, tmp_path):
     """Under a limit that fits a picture with all parts in memory, a second call is not refused for the first one's."""
     klein = Klein.from_pretrained(keep_loaded=True)
     klein("a red circle", seed=1, steps=1, progress=False)
-    held = klein._model.held_bytes()
+    held = klein.parts.held_bytes()
     assert held == pytest.approx(sum(klein.plan_memory()[:3]), rel=0.02)  # the weights of the three parts
     monkeypatch.setattr(memory_check, "cgroup_limits", lambda: [40 * 10**9])
     without = memory_check.process_limits()[-1]

@@ -347,7 +347,7 @@ def test_float32_files_are_cast_as_they_are_read(tmp_path, monkeypatch):
     widest = max(w.size for _, w in tree_flatten(module.parameters()))
     assert sum(w.nbytes for _, w in tree_flatten(module.parameters())) == size / 2
     assert mx.get_peak_memory() - before < size / 2 + 8 * widest
-    assert Klein.from_pretrained(folder, dtype=mx.bfloat16)._model.bits[0] == pytest.approx(16, rel=0.01)
+    assert Klein.from_pretrained(folder, dtype=mx.bfloat16).parts.bits[0] == pytest.approx(16, rel=0.01)
 
 
 # ---------------------------------------------------------------- quantised, listed
@@ -361,7 +361,7 @@ def test_quantised(tmp_path):
     quantize_model(MODEL, tmp_path / "z8", 8, progress=False)
     again = Klein.from_pretrained(tmp_path / "z8")
     assert mx.abs(levels(again(**wish)) - levels(packed)).max().item() <= 1
-    assert again._model.checkpoint.configs.text_encoder.out_layers == (35,)
+    assert again.parts.configs.text_encoder.out_layers == (35,)
 
 
 def test_listed(capsys):
@@ -456,7 +456,7 @@ def test_an_adapter_of_the_other_family(tmp_path):
 def test_adapters_are_not_trained_on_it():
     from kleinlite.trainer.memory_plan import plan_training
 
-    configs = golden().klein._model.checkpoint.configs
+    configs = golden().klein.parts.configs
     with pytest.raises(ValueError, match="FLUX.2"):
         plan_training(*configs, width=64, height=64)
 

@@ -18,7 +18,7 @@ from ..cpu import idle_cores_only, speed_up
 from ..errors import UserError
 from ..memory import MemoryPlan, compute_dtype, count_parameters
 from ..models.checkpoint import SMALL_PART_BYTES, Checkpoint, open_checkpoint
-from ..models.families import Features, network_of
+from ..models.families import Configs, Features, network_of
 from ..quantization import QUANT_SPECS
 from ..sharding import common_divisor, shard
 from ..text_encoder import TextEncoder
@@ -36,6 +36,7 @@ __all__ = ["LoadedModel"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+PARTS = ("tokenizer", "text_encoder", "transformer", "autoencoder")
 FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
 
 
@@ -45,7 +46,7 @@ def weights_of(part: nn.Module) -> list[mx.array]:
 
 
 class LoadedModel:
-    """The parts of one model: `parts` has those that are in memory, by name; `loras` the adapters in use.
+    """The parts of one model: `loaded` has those that are in memory, by name; `loras` the adapters in use.
 
     A pinned part, such as `klein.text_encoder` once somebody asked for it, stays as it is, with what was changed in it.
     group: the machines that draw each picture together, if there are several.
@@ -59,7 +60,7 @@ class LoadedModel:
         self.keep_loaded = keep_loaded
         self.group = group if group and group.size() > 1 else None
         self.bits: tuple[float, float] = run_serialized(lambda: checkpoint.bits)
-        self.parts: dict[str, Any] = {}
+        self.loaded: dict[str, Any] = {}
         self.loras = Loras(checkpoint.configs.transformer)
         self._pinned: set[str] = set()
         self._features: dict[tuple[str, ...], Features] = {}  # of the last call's prompts
@@ -112,6 +113,17 @@ class LoadedModel:
 
     # ------------------------------------------------------------ parts
 
+    @property
+    def configs(self) -> Configs:
+        """The numbers of the parts, which the files say."""
+        return self.checkpoint.configs
+
+    def load(self, name: str) -> Any:
+        """A part, "transformer", "text_encoder", "autoencoder" or "tokenizer": read if it is not in memory."""
+        if name not in PARTS:
+            raise UserError(f"There is no part {name!r}: a model has {', '.join(PARTS)}.")
+        return self._load(name)
+
     def load_tokenizer(self) -> Tokenizer:
         return self._load("tokenizer")
 
@@ -125,11 +137,11 @@ class LoadedModel:
         return self._load("autoencoder")
 
     def _load(self, name: str) -> Any:
-        part = self.parts.get(name)
+        part = self.loaded.get(name)
         return run_serialized(self._read, name) if part is None else part
 
     def _read(self, name: str) -> Any:
-        part: Any = self.parts.get(name)  # another thread may have had its turn before
+        part: Any = self.loaded.get(name)  # another thread may have had its turn before
         if part is None:
             say_what_differs()
             load = getattr(self.checkpoint, f"load_{name}")
@@ -144,7 +156,7 @@ class LoadedModel:
             if name == "autoencoder":
                 self._check_autoencoder(part)
                 use_strips(part)
-            self.parts[name] = part
+            self.loaded[name] = part
         return part
 
     def _check_autoencoder(self, part: nn.Module) -> None:
@@ -185,11 +197,11 @@ class LoadedModel:
         """Take every part out of memory, pinned ones too, and what is known of prompts."""
         self._pinned.clear()
         self._features.clear()
-        for name in list(self.parts):
+        for name in list(self.loaded):
             self._drop(name)
 
     def _drop(self, name: str) -> None:
-        if self.parts.pop(name, None) is None:
+        if self.loaded.pop(name, None) is None:
             return
         if name == "transformer":
             self.loras.release()
@@ -251,7 +263,7 @@ class LoadedModel:
 
     def held_bytes(self) -> int:
         """The bytes of the parts that are in memory."""
-        return sum(w.nbytes for part in self.parts.values() if isinstance(part, nn.Module) for w in weights_of(part))
+        return sum(w.nbytes for part in self.loaded.values() if isinstance(part, nn.Module) for w in weights_of(part))
 
     def offload_if_needed(self, request: Request) -> None:
         """Release the transformer after the last step, if the decoder or the next prompt needs its place."""
@@ -296,7 +308,7 @@ class LoadedModel:
             network: type[nn.Module] = network_of(cfg)
             count = count_parameters(network, cfg)
             memory = f"{count * bits / 8e6:,.0f} MB"
-            loaded = "yes" if name in self.parts else "no"
+            loaded = "yes" if name in self.loaded else "no"
             cells = (name.replace("_", " "), f"{count:,}", f"{bits:.3g} bits", memory, loaded)
             rows += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
         return f"<table>{rows}</tbody></table>"

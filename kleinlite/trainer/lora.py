@@ -55,7 +55,7 @@ class EncodedExamples:
         self.empty = folder / "empty.safetensors"  # the features of no prompt, for guidance
         sizes = [picture.size for picture in (examples[0].picture, *examples[0].references)]
         self.grid, *self.reference_grids = [(height // 16, width // 16) for width, height in sizes]
-        text_cfg = klein._model.checkpoint.configs.text_encoder
+        text_cfg = klein.parts.configs.text_encoder
         n = math.prod(self.grid)
         r = sum(math.prod(grid) for grid in self.reference_grids)
         txt_shape = (1, text_cfg.max_length, text_cfg.d * len(text_cfg.out_layers))
@@ -66,7 +66,7 @@ class EncodedExamples:
         if not is_encoded(self.empty, {"txt": txt_shape}):
             captions.append((self.empty, ""))
         if captions:  # the text encoder's turn, then the autoencoder's; one caption in memory
-            for txt, (path, _) in zip(klein._model.encode_each([caption] for _, caption in captions), captions):
+            for txt, (path, _) in zip(klein.parts.encode_each([caption] for _, caption in captions), captions):
                 assert isinstance(txt, mx.array)  # a list of rows is Z-Image's, which `plan_training` refuses
                 write_arrays(path, {"txt": txt})
         for path, example in missing:
@@ -124,7 +124,7 @@ def check_output(path: Path) -> None:
 
 def encode_pictures(klein: Klein, example: Example) -> dict[str, mx.array]:
     """The latents (1, n, 128) of an example's picture, and those of its references, (1, r, 128)."""
-    vae = klein._model.load_autoencoder()
+    vae = klein.parts.load("autoencoder")
     clean = vae.encode(to_pixels(example.picture)).reshape(1, -1, 128)
     references = encode_references(vae, list(example.references), 1) if example.references else clean[:, :0]
     return {"clean": clean, "references": references}
@@ -170,7 +170,7 @@ def accumulating_step(count: int) -> Callable[..., Callable[..., mx.array]]:
 def hash_weights(klein: Klein) -> str:
     """What tells one content of a model's weight files from another: their sizes, and bytes from places all over."""
     digest = hashlib.sha256()
-    files = klein._model.checkpoint.files
+    files = klein.parts.checkpoint.files
     for part in sorted(files):
         for path in sorted(files[part].files):
             digest.update(str(path.stat().st_size).encode())
@@ -195,12 +195,12 @@ class LoraTrainer:
         self.folder = self.out.with_suffix(".training")
         self.rows, self.held_out = split_examples(len(examples), settings.held_out, settings.seed)
         warmup = min(20, max(1, settings.steps // 10))
-        rate = settings.rate or default_rate(klein._model.checkpoint.configs.transformer.d)
+        rate = settings.rate or default_rate(klein.parts.configs.transformer.d)
         optimizer = optim.AdamW(learning_rate(rate, settings.steps, warmup), weight_decay=1e-4)
         with lock_folder(self.folder):  # another start would write the same files
             self.check_same_settings(examples)
             self.encoded = EncodedExamples(klein, examples, self.folder / "encoded")
-            self.net = klein._model.load_transformer()
+            self.net = klein.parts.load("transformer")
             self.changes = new_deltas(self.net, settings.rank, mx.random.key(settings.seed))
             attach(self.net, "new", self.changes)
             freeze_except(self.net, self.changes)
@@ -221,7 +221,7 @@ class LoraTrainer:
             for picture in (example.picture, *example.references):
                 pixels.update(f"{example.caption} {picture.size}".encode() + picture.tobytes())
         klein = self.klein
-        this = {"model": klein.info.name, "quantize": klein._model.checkpoint.quantize, **asdict(self.settings)}
+        this = {"model": klein.info.name, "quantize": klein.parts.checkpoint.quantize, **asdict(self.settings)}
         this["examples"] = pixels.hexdigest()
         this["weights"] = hash_weights(klein)
         was = read_json(path) if path.exists() else this
@@ -337,7 +337,7 @@ class LoraTrainer:
             guided = lambda x, t, *_, a=field, b=without: classifier_free_guidance(a(x, t), b(x, t), SAMPLE_GUIDANCE)
             for step in euler(guided, noise(0, gh * gw), schedule(SAMPLE_STEPS, gh * gw)):
                 latents = step.latents
-            pictures += to_images(self.klein._model.load_autoencoder().decode(latents.reshape(1, gh, gw, -1)))
+            pictures += to_images(self.klein.parts.load("autoencoder").decode(latents.reshape(1, gh, gw, -1)))
         width, height = pictures[0].size
         sheet = Image.new("RGB", (width * len(pictures), height))
         for i, picture in enumerate(pictures):

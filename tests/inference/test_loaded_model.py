@@ -24,12 +24,12 @@ class Watched:
     """A checkpoint that writes down what is loaded, and what was in memory at that moment."""
 
     def __init__(self, klein: Klein):
-        self.model, self.inner, self.log = klein._model, klein._model.checkpoint, []
-        klein._model.checkpoint = self
+        self.model, self.inner, self.log = klein.parts, klein.parts.checkpoint, []
+        klein.parts.checkpoint = self
 
     def __getattr__(self, name: str):
         if name.startswith("load_"):
-            self.log.append((name.removeprefix("load_"), sorted(self.model.parts)))
+            self.log.append((name.removeprefix("load_"), sorted(self.model.loaded)))
         return getattr(self.inner, name)
 
     def loaded(self) -> list[str]:
@@ -54,7 +54,7 @@ def test_the_text_encoder_is_gone_before_the_transformer_comes():
     klein("a red circle", **WISH)
     assert watched.loaded() == ["text_encoder", "transformer", "autoencoder"]
     assert "text_encoder" not in dict(watched.log)["transformer"]
-    assert sorted(klein._model.parts) == ["autoencoder", "tokenizer", "transformer"]
+    assert sorted(klein.parts.loaded) == ["autoencoder", "tokenizer", "transformer"]
 
 
 def test_a_prompt_that_is_known_needs_no_text_encoder():
@@ -67,7 +67,7 @@ def test_a_prompt_that_is_known_needs_no_text_encoder():
     assert watched.loaded().count("text_encoder") == 2
     for i in range(9):
         klein.encode_prompt(f"a heart {i}")
-    assert len(klein._model._features) == 1  # of the last call: they are 8 MB each in the 4B
+    assert len(klein.parts._features) == 1  # of the last call: they are 8 MB each in the 4B
 
 
 def test_guidance_reads_the_text_encoder_once():
@@ -100,7 +100,7 @@ def test_what_you_ask_for_stays_and_may_be_changed():
     plain = klein.encode_prompt("a red circle")
     klein.text_encoder.embed_tokens.weight *= 2
     changed = klein.encode_prompt("a red circle")
-    assert mx.abs(changed - plain).max().item() > 1e-3 and "text_encoder" in klein._model.parts
+    assert mx.abs(changed - plain).max().item() > 1e-3 and "text_encoder" in klein.parts.loaded
     klein.transformer.img_in.weight *= 2
     picture = klein("a red circle", **WISH)
     assert levels(picture) == levels(klein("a red circle", **WISH)) != levels(tiny()("a red circle", **WISH))
@@ -113,17 +113,17 @@ def test_where_memory_is_short_the_transformer_goes_too(monkeypatch, stop):
     watched, stays = Watched(klein), []
     decode = Autoencoder.decode
     monkeypatch.setattr(
-        Autoencoder, "decode", lambda *x: stays.append("transformer" in klein._model.parts) or decode(*x)
+        Autoencoder, "decode", lambda *x: stays.append("transformer" in klein.parts.loaded) or decode(*x)
     )
     if stop:
         stream = klein.stream("a red circle", **WISH)
         next(stream)
-        assert "transformer" in klein._model.parts
+        assert "transformer" in klein.parts.loaded
         stream.close()  # as when a loop over it is left
     else:
         assert levels(klein("a red circle", **WISH)) == levels(tiny()("a red circle", **WISH))
         assert stays[0] is False
-    assert "transformer" not in klein._model.parts
+    assert "transformer" not in klein.parts.loaded
     klein("another", **WISH)
     assert ("text_encoder", ["autoencoder", "tokenizer"]) in watched.log or stop
 
@@ -193,3 +193,17 @@ def test_an_autoencoder_of_no_numbers_is_refused_before_it_makes_a_picture(tmp_p
     mx.save_safetensors(str(path), arrays | {name: mx.full(arrays[name].shape, mx.nan)}, {"format": "pt"})
     with pytest.raises(ValueError, match="vae holds numbers that are not finite: download it again"):
         Klein.from_pretrained(folder, dtype=mx.float32)("a red circle", **WISH)
+
+
+def test_what_others_may_build_on():
+    """`klein.parts`: the numbers of the parts, those in memory, and how they come and go."""
+    klein = tiny()
+    assert klein.parts.configs.transformer.d_text == klein.encode_prompt("a red circle").shape[-1]
+    klein.release()
+    assert klein.parts.loaded == {}
+    vae = klein.parts.load("autoencoder")
+    assert klein.parts.loaded == {"autoencoder": vae} and klein.parts.load("autoencoder") is vae
+    klein.parts.release("autoencoder")
+    assert klein.parts.loaded == {}
+    with pytest.raises(ValueError, match="no part 'vae': a model has tokenizer, text_encoder, transformer, autoenc"):
+        klein.parts.load("vae")

@@ -36,7 +36,7 @@ def folder(klein, tmp_path_factory):
     """Two adapters for nano that change a lot."""
     folder = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("one", "two")):
-        changes = strong_changes(klein._model.checkpoint.load_transformer(), seed)
+        changes = strong_changes(klein.parts.checkpoint.load_transformer(), seed)
         write_adapter(folder / f"{name}.safetensors", changes, trained={"model": "nano-base"})
     return folder
 
@@ -74,10 +74,10 @@ def test_added_weighed_and_removed(klein, folder):
 def test_given_at_once_and_loaded_again(klein, folder):
     files = [folder / "one.safetensors", (folder / "two.safetensors", 0.4)]
     fresh = Klein.from_pretrained("nano", loras=files)
-    assert dict(fresh.loras) == {"one": 1.0, "two": 0.4} and not fresh._model.parts
+    assert dict(fresh.loras) == {"one": 1.0, "two": 0.4} and not fresh.parts.loaded
     first = draw(fresh)
-    fresh._model.release("transformer")  # as for want of memory
-    assert "transformer" not in fresh._model.parts
+    fresh.parts.release("transformer")  # as for want of memory
+    assert "transformer" not in fresh.parts.loaded
     fresh.loras["two"] = 0.9
     second = draw(fresh)
     fresh.loras["two"] = 0.4
@@ -176,7 +176,7 @@ def test_a_picture_remembers_the_file_that_was_read(folder, tmp_path):
     """A training writes its adapter anew while others draw with it."""
     file = tmp_path / "one.safetensors"
     file.write_bytes((folder / "one.safetensors").read_bytes())
-    loras = Loras(Klein.from_pretrained("nano")._model.checkpoint.configs.transformer)
+    loras = Loras(Klein.from_pretrained("nano").parts.configs.transformer)
     loras.add(file)
     was = loras.metadata()
     file.write_bytes((folder / "two.safetensors").read_bytes())

@@ -75,10 +75,10 @@ both("nano, an edit", model="nano", images=[picture])
 both("flux3", model=sys.argv[2] + "/flux3", width=48, height=32)
 both("flux3, an edit", model=sys.argv[2] + "/flux3", images=[picture], width=48, height=32)
 base = both("base, its two answers", model="nano-base", steps=4)
-facts["whole on both"] = base._model.machines
+facts["whole on both"] = base.parts.machines
 loaded_model.machine_memory = lambda held=0: (10**12, 1)  # neither can hold the whole
 base = both("base, its heads", model="nano-base", steps=4)
-facts["heads of both"] = base._model.machines
+facts["heads of both"] = base.parts.machines
 
 exact, alone, together = (
     last(Klein.from_pretrained("nano", dtype=dtype, group=g)).astype(mx.float32)

@@ -46,7 +46,7 @@ def test_wrong_arguments(klein, name, value):
             ask(**arguments)
         sentence = str(told.value)
         assert sentence[-1] in ".?" and 20 < len(sentence) < 300 and "\n" not in sentence
-    assert klein._model.parts == {}, "nothing is read for it"
+    assert klein.parts.loaded == {}, "nothing is read for it"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_cannot_fit_is_refused_at_once(klein, how):
     with pytest.raises(MemoryError, match=r"takes [\d.]+ GB of memory, and the machine has"):
         klein(**{"prompt": "a", "width": 1024, "height": 1024, "progress": False} | how)
     assert time.process_time() - start < 1  # what the processor did; others may be busy
-    assert mx.get_peak_memory() - before < 10**6 and klein._model.parts == {}
+    assert mx.get_peak_memory() - before < 10**6 and klein.parts.loaded == {}
 
 
 def test_an_option_that_there_is_not_is_named(klein):

@@ -264,7 +264,7 @@ def test_training_writes_an_adapter_that_its_model_takes(folder, tmp_path):
     assert klein("a red cross", steps=1, seed=1, progress=False).size == (96, 96)
     found = {path.name for path in trainer.folder.iterdir()}
     assert {"samples-00002.png", "samples-00004.png", "state.safetensors", "training.json"} <= found
-    assert "text_encoder" not in trainer.klein._model.parts
+    assert "text_encoder" not in trainer.klein.parts.loaded
     assert [line.split(",")[0] for line in (trainer.folder / "held-out.csv").read_text().split()] == ["2", "4"]
     trainer.out.unlink()
     assert trained(folder, trainer.out).out.is_file()  # at its end already: only written again
@@ -292,7 +292,7 @@ def test_stopped_and_gone_on_is_as_not_stopped(folder, tmp_path, monkeypatch):
 
 def test_the_adapter_is_the_moving_average(folder, tmp_path):
     trainer = trained(folder, tmp_path / "x.safetensors")
-    net = Klein.from_pretrained("nano-base")._model.load_transformer()
+    net = Klein.from_pretrained("nano-base").parts.load("transformer")
     written = open_adapter(trainer.out).deltas(net)["single_blocks.0.linear2"].b
     name = "single_blocks.0.block.linear2.deltas.new.b"
     average, last = (
