@@ -1,11 +1,14 @@
 """A family is a record: no other room asks which family a model is of."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlx.utils import tree_flatten
+from stand_in_hub import TINY
 
 import kleinlite.models
 from kleinlite.models.configs import check_config, parse_config
@@ -55,3 +58,61 @@ def test_heads_of_an_odd_size_cannot_be_turned():
     cfg = text_encoder.config.tiny()
     assert text_encoder.contradictions(cfg) == []
     assert text_encoder.contradictions(replace(cfg, hd=cfg.hd - 1)) == ["head_dim is odd"]
+
+
+MADE_UP = """
+import json, shutil, sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+import mlx.core as mx
+from kleinlite.models import families
+from kleinlite.models.families import KLEIN
+from kleinlite.transformer import Transformer, TransformerConfig
+
+# the chapter
+@dataclass(frozen=True)
+class MadeUpConfig(TransformerConfig):
+    pass
+
+class MadeUp(Transformer):
+    pass
+
+def even(steps, n):
+    return [1 - i / steps for i in range(steps + 1)]
+
+# the record
+form = replace(
+    KLEIN.transformer, config=MadeUpConfig, network=MadeUp, names=[*KLEIN.transformer.names, (r"^", "made_up.")],
+    parse=lambda *files: MadeUpConfig(**vars(KLEIN.transformer.parse(*files))),
+)
+families.FAMILIES += (replace(
+    KLEIN, title="made up", pipelines=("MadeUp",), classes=("MadeUp",), signature="made_up.img_in.weight",
+    transformer=form, released={}, sizes={}, schedule=even,
+    read_variant=lambda *files: KLEIN.read_variant(*files)._replace(schedule=even),
+),)
+
+from kleinlite import Klein
+
+tiny, folder = map(Path, sys.argv[1:])
+shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("base", "expected*"))
+for file in ("model_index.json", "transformer/config.json"):
+    (folder / file).write_text((folder / file).read_text().replace("Flux2Klein", "MadeUp").replace("Flux2", "MadeUp"))
+[weights] = (folder / "transformer").glob("*.safetensors")
+arrays = {f"made_up.{name}": mx.array(w) for name, w in mx.load(str(weights)).items()}
+mx.eval(arrays)
+mx.save_safetensors(str(weights), arrays, {"format": "pt"})
+
+how = {"width": 48, "height": 32, "seed": 5, "progress": False}
+klein, made_up = (Klein.from_pretrained(path, dtype=mx.float32) for path in (tiny, folder))
+times = [step.t for step in made_up.stream("a red circle", **how)]
+print(type(made_up.transformer).__name__, times, made_up.plan_memory(width=48, height=32).peak_bytes > 0)
+one_look = {**how, "steps": 1}  # from 1 to 0 with any schedule
+print(klein("a red circle", **one_look).tobytes() == made_up("a red circle", **one_look).tobytes())
+"""
+
+
+def test_a_new_family_is_its_chapter_and_a_record(tmp_path):
+    """A made-up one: other names in its files, its own schedule; nothing else of the package knows of it."""
+    command = [sys.executable, "-c", MADE_UP, str(TINY), str(tmp_path / "made-up")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[:2] == ["MadeUp [1.0, 0.75, 0.5, 0.25] True", "True"], done.stderr
