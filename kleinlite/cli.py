@@ -601,8 +601,8 @@ def describe_model(name: str) -> tuple[str, ...]:
         f"{facts.info.steps}, distilled" if facts.info.distilled else str(facts.info.steps),
         " + ".join(f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in counts),
         " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in (plan.peak_bytes for plan in plans)),
-        f"{released.download_bytes / 1e9:.1f} GB" if released else "none",
-        released.size.license if released else "Apache-2.0",
+        f"{facts.download_bytes / 1e9:.1f} GB" if released else "none",
+        facts.license,
         here,
     )
 

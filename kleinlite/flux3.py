@@ -2,7 +2,13 @@
 
 We build klein's successor from klein's parts, turn its differences back one by one, and measure some.
 
-Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 2ca4f84d)
+Letters: b pictures, (gh, gw) rows and columns of patches, n = gh·gw picture tokens, r reference tokens, m text
+tokens, s = all rows, d width, nh heads, hd channels of a head.
+
+Sources: names and constants: the released files of FLUX.3 [klein] and diffusers' transformer_flux3.py. Flow maps:
+Boffi et al. 2024, arXiv 2406.07507. Shortcuts: Frans et al. 2024, arXiv 2410.12557.
+
+Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 0f4928cc)
 """
 
 import math

@@ -121,3 +121,13 @@ def test_the_field_may_be_one_graph(monkeypatch):
     assert len(traces) == 1
     difference = mx.abs(pipeline.to_pixels(plain) - pipeline.to_pixels(compiled)).max().item()
     assert difference * 127.5 <= 1
+
+
+PROMOTED = sorted(path.name for path in PACKAGE.glob("*.py") if "\nPromoted from " in path.read_text())
+
+
+@pytest.mark.parametrize("name", PROMOTED)
+def test_promoted_modules_open_with_their_letters_and_sources(name):
+    """So that a formula can be read, and looked up."""
+    opening = (PACKAGE / name).read_text().split('"""')[1]
+    assert "\nLetters: " in opening and "\nSources: " in opening

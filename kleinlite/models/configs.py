@@ -12,7 +12,7 @@ from ..errors import UserError, printable
 from ..text_encoder import TextEncoderConfig
 from .families import FAMILIES, KLEIN, Family, family_of_config, family_of_tensors
 from .fields import Field, check_fields, read_layout
-from .files import INDEX, ModelFolder, WeightFiles, find_index, open_weights, read_json, read_tensors
+from .files import INDEX, ModelFolder, WeightFiles, find_index, open_weights, read_json
 from .registry import MODELS
 
 PREFIX = "model.diffusion_model."  # before every name in some repackaged single files
@@ -107,8 +107,8 @@ def check_supported(path: Path, values: dict[str, Any]) -> None:
 
 def check_weights_supported(path: Path) -> None:
     """Refuse a file with the weights of another model, or a damaged one; only its header is read. Raises UserError."""
-    open_weights(path)
-    check_supported(path, {name.removeprefix(PREFIX): tensor for name, tensor in read_tensors(path).items()})
+    tensors = open_weights(path).tensors
+    check_supported(path, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
 
 
 # ---------------------------------------------------------------- a part's config
@@ -156,7 +156,7 @@ def check_single_file(part: str, path: Path, family: Family) -> None:
 def infer_config(part: str, weights: WeightFiles, family: Family | None = None) -> Any:
     """The numbers that the shapes in a single file tell. Raises UserError."""
     path = weights.path
-    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in read_tensors(path).items()}
+    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in weights.tensors.items()}
     check_supported(path, tensors)
     if family is None:
         family = family_of_tensors(tensors) if part == "transformer" else KLEIN

@@ -9,9 +9,9 @@ from ..errors import UserError
 from .checkpoint import ModelInfo, PartsArgument, open_checkpoint
 from .configs import RELEASED_CONFIGS
 from .download import find_cached, required_repositories
-from .families import Configs, family_of
+from .families import Configs, Family, family_of
 from .formats import find_quant_spec
-from .registry import BUNDLED, MODELS, ReleasedModel, find_bundled, find_released
+from .registry import BUNDLED, BUNDLED_LICENSE, MODELS, ReleasedModel, find_bundled, find_released
 
 STORED_BITS = 16.0  # of the released weights, as they are in memory: what is stored wider is cast
 
@@ -25,6 +25,8 @@ class ModelFacts(NamedTuple):
     packed: bool  # whether its weights come in few bits and so cannot be quantized again
     here: bool  # whether its files are on this machine
     released: ReleasedModel | None  # what the registry says of it
+    license: str  # "" where only the model's page can tell
+    download_bytes: int  # what is to be fetched where nothing is here yet; 0: nothing, or unknown
 
 
 def is_here(name: str) -> bool:
@@ -56,19 +58,29 @@ def describe(
         bits = (min(STORED_BITS, stored), STORED_BITS)
         if packing:
             bits = (packing.bits_per_weight, packing.bits_per_weight)
-        return ModelFacts(info, configs, bits, released.quantized, find_cached(name) is not None, released)
+        here = find_cached(name) is not None
+        license = released.size.license
+        return ModelFacts(info, configs, bits, released.quantized, here, released, license, released.download_bytes)
     if is_here(name):
         checkpoint = open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts)
-        return ModelFacts(checkpoint.info, checkpoint.configs, checkpoint.bits, checkpoint.packed, True, None)
+        license = BUNDLED_LICENSE if find_bundled(name) else ""
+        return ModelFacts(
+            checkpoint.info, checkpoint.configs, checkpoint.bits, checkpoint.packed, True, None, license, 0
+        )
     required_repositories(name)  # or the name is refused
     info = ModelInfo(name, distilled=False, size=1024, max_length=512)
-    return ModelFacts(info, None, (STORED_BITS, STORED_BITS), False, False, None)
+    return ModelFacts(info, None, (STORED_BITS, STORED_BITS), False, False, None, "", 0)
+
+
+def check_trains(family: Family) -> None:
+    """Refuse a family for whose models no adapter can be trained. Raises UserError."""
+    if not family.trains:
+        raise UserError(f"kleinlite trains no adapters for {family.title}: take base-4b or base-9b.")
 
 
 def check_base(info: ModelInfo) -> None:
     """Refuse to train a distilled model: plain training would make it forget its few steps. Raises UserError."""
-    if not info.family.trains:
-        raise UserError(f"kleinlite trains no adapters for {info.family.title}: take base-4b or base-9b.")
+    check_trains(info.family)
     if not info.distilled:
         return
     released = find_released(info.name)

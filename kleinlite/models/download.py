@@ -9,7 +9,6 @@ whether what lies here is whole (without asking the network), and a sentence for
 """
 
 import contextlib
-import hashlib
 import json
 import re
 import sys
@@ -20,13 +19,15 @@ from pathlib import Path
 
 from ..errors import FileError, MissingFileError, UserError
 from ..files import check_disk_space
-from .files import INDEX, INDEXES, check_weights_file
+from .files import INDEX, INDEXES
 from .hub import (
     RemoteFile,
     ask_hub,
     cache_root,
     fetch_file,
+    find_damage,
     find_snapshot,
+    is_here,
     is_offline,
     note_commit,
     remove_leftovers,
@@ -95,17 +96,6 @@ def required_repositories(name: str) -> list[Repository]:
 
 
 # ---------------------------------------------------------------- what is on this machine
-
-
-def find_damage(path: Path) -> str | None:
-    """Why a file cannot be used, if it is one of weights and damaged."""
-    if path.suffix != ".safetensors":
-        return None
-    try:
-        check_weights_file(path)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def missing_files(folder: Path, repository: Repository) -> list[str]:
@@ -195,11 +185,6 @@ def fetch_repositories(name: str, repositories: list[Repository], offline: bool)
 # ---------------------------------------------------------------- the download
 
 
-def is_here(file: RemoteFile) -> bool:
-    """Whether a file of the hub is in the cache, and not damaged."""
-    return file.path.is_file() and not find_damage(file.path)
-
-
 @dataclass(frozen=True)
 class DownloadPlan:
     """What a download would do; as text, the table that is shown before it starts."""
@@ -273,8 +258,7 @@ def download_model(name: str, repositories: list[Repository] | None = None) -> l
         print(plan, file=sys.stderr)
         check_space(plan.missing)
     for file in plan.missing:
-        fetch_file(file, again=file.path.is_file() and not is_here(file))
-        check_arrived(file)
+        fetch_file(file)
     for file in {file.repo: file for file in plan.files}.values():
         note_commit(file)
     folders = complete_folders(repositories)
@@ -291,26 +275,3 @@ def check_space(files: list[RemoteFile]) -> None:
         check_disk_space(cache_root(), sum(file.nbytes for file in files))
     except FileError as error:
         raise FileError(f"{str(error).rstrip('.')}, or set HF_HOME to a folder on another disk.") from None
-
-
-def check_arrived(file: RemoteFile) -> None:
-    """Refuse and remove a file that is not what the hub announced, or that lies damaged on the hub."""
-    damage = find_damage(file.path)
-    if file.sha256 and hash_file(file.path) != file.sha256:
-        why = f"{file.name} of {file.repo} did not arrive as it is on the hub, and was removed: try again."
-    elif damage:
-        why = f"{file.name} came damaged from {file.repo} and was removed: {damage}"
-    else:
-        return
-    for path in (file.path.resolve(), file.path):
-        path.unlink(missing_ok=True)
-    raise UserError(why)
-
-
-def hash_file(path: Path) -> str:
-    """The SHA-256 of a file of any size."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -2,23 +2,25 @@
 
 What a damaged weight file is, the safetensors library decides; here it becomes a sentence. A part's files are listed
 and checked once, by `open_weights`, and then known as a `WeightFiles`. Every array that comes from a weight file,
-whoever has made it, comes through `load_tensors`.
+whoever has made it, comes from a `WeightFile`.
 """
 
 import contextlib
 import io
 import json
+import os
 import re
+import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
 import mlx.core as mx
 from safetensors import SafetensorError, deserialize, safe_open
 
-from ..checkpoints import read_header
 from ..errors import MissingFileError, UserError, clip, first_few, printable
-from .gguf import check_gguf, read_gguf_header
+from .gguf import check_gguf
 from .registry import FOLDERS
 
 # Bytes up to which a file is checked in memory: `safe_open` imports numpy, which takes longer than drawing with nano.
@@ -26,6 +28,7 @@ SMALL_FILE = 2**25
 LARGEST_JSON = 2**26  # bytes; an index of the largest model has a hundredth of it
 LARGEST_HEADER = 10**8  # bytes: the limit of the format
 LONGEST_NAME = 150  # characters of a tensor's name; those of released models and of adapters have fewer than 90
+YOUNG = 2 * 10**9  # nanoseconds; a younger file may change without a change of its time, whose steps may be so large
 GGUF = b"GGUF"  # how such a file begins
 MLX_TYPES = {
     "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E4M3", "F16", "BF16", "F32", "C64",
@@ -85,41 +88,57 @@ class ModelFolder:
 
 
 @dataclass(frozen=True)
+class WeightFile:
+    """One file with weights, whole when it was opened. Only its header has been read."""
+
+    path: Path
+    kind: str  # "safetensors" or "gguf", by its content: its name may end in anything
+    tensors: dict[str, dict[str, Any]]  # name → dtype and shape
+
+    def load(self, content: bytes | None = None) -> tuple[dict[str, mx.array], dict[str, str]]:
+        """The tensors, and what the header says beside them. Raises UserError.
+
+        content: the file's bytes, if they are in memory; else the arrays are lazy.
+        """
+        source = str(self.path) if content is None else io.BytesIO(content)
+        try:
+            arrays, words = cast(Any, mx.load(source, format=self.kind, return_metadata=True))
+        except (RuntimeError, ValueError) as e:  # of a header that changes meanwhile, or a path that is no UTF-8
+            why = printable(str(e))[:100]
+            raise UserError(f"MLX cannot read {self.path} ({why}): download it again, or take another file.") from None
+        return arrays, {"format": "gguf"} if self.kind == "gguf" else words
+
+
+@dataclass(frozen=True)
 class WeightFiles:
     """The files with a part's weights, each of them whole when it was opened."""
 
     path: Path  # the part's folder, or its single file
-    files: tuple[Path, ...]
+    shards: tuple[WeightFile, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(shard.path for shard in self.shards)
 
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""
         return sum(file.stat().st_size for file in self.files)
 
+    @property
+    def tensors(self) -> dict[str, dict[str, Any]]:
+        """Name → dtype and shape, of all files."""
+        return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
+
     def load(self) -> tuple[dict[str, mx.array], dict[str, str]]:
         """All tensors, and what the headers say beside them. The arrays are lazy: only headers are read."""
         arrays: dict[str, mx.array] = {}
         metadata: dict[str, str] = {}
-        for file in self.files:
-            tensors, words = load_tensors(file)
+        for shard in self.shards:
+            tensors, words = shard.load()
             arrays |= tensors
             metadata |= words
         return arrays, metadata
-
-
-def load_tensors(path: Path, content: bytes | None = None) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """A checked file's tensors, and what its header says beside them, whatever its name ends in.
-
-    content: its bytes, if they are in memory; else the arrays are lazy. Raises UserError.
-    """
-    kind = "gguf" if is_gguf(path) else "safetensors"
-    source = str(path) if content is None else io.BytesIO(content)
-    try:
-        tensors, words = cast(Any, mx.load(source, format=kind, return_metadata=True))
-    except (RuntimeError, ValueError) as e:  # of a header that changes meanwhile, or a path that is no UTF-8
-        why = printable(str(e))[:100]
-        raise UserError(f"MLX cannot read {path} ({why}): download it again, or take another file.") from None
-    return tensors, {"format": "gguf"} if kind == "gguf" else words
 
 
 def open_weights(path: Path) -> WeightFiles:
@@ -128,8 +147,7 @@ def open_weights(path: Path) -> WeightFiles:
     Raises MissingFileError or UserError if one is missing, damaged, or not in the folder.
     """
     if path.is_file():
-        check_weights_file(path)
-        return WeightFiles(path, (path,))
+        return WeightFiles(path, (open_weight_file(path),))
     index = sorted(path.glob("*.safetensors.index.json"))
     files = [path / name for name in read_shard_names(index[0])] if index else sorted(path.glob("*.safetensors"))
     if not files:
@@ -142,8 +160,7 @@ def open_weights(path: Path) -> WeightFiles:
             raise MissingFileError(f"{file} is {why}: download the model again.")
         if not is_inside(file, path):
             raise UserError(f"{file} is a link to a file outside of the folder: copy that file here.")
-        check_weights_file(file)
-    return WeightFiles(path, tuple(files))
+    return WeightFiles(path, tuple(map(open_weight_file, files)))
 
 
 def load_arrays(path: Path) -> dict[str, mx.array]:
@@ -151,71 +168,72 @@ def load_arrays(path: Path) -> dict[str, mx.array]:
     return open_weights(path).load()[0]
 
 
-def check_weights_file(path: Path) -> None:
+def open_weight_file(path: Path) -> WeightFile:
     """Refuse a file that is damaged, was cut short, or holds what MLX cannot read; only its header is read.
 
-    Raises UserError.
+    What was opened before and has not changed since is not opened again. Raises UserError.
     """
-    if is_gguf(path):
-        tensors = check_gguf(path)
-    else:
-        check_whole(path)
-        tensors = read_header(path)
-        types = sorted({str(tensor["dtype"]) for tensor in tensors.values()} - MLX_TYPES)
-        if types:
-            raise UserError(
-                f"{path} has tensors of the type {', '.join(types)}, which MLX cannot read: save it in bfloat16 or "
-                "float16."
-            )
+    status = path.stat()
+    if time.time_ns() - status.st_mtime_ns < YOUNG:
+        return read_weight_file(path)
+    return reread_weight_file(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def reread_weight_file(path: Path, version: tuple[int, ...]) -> WeightFile:
+    """`read_weight_file`, once for each version of a file."""
+    return read_weight_file(path)
+
+
+def read_weight_file(path: Path) -> WeightFile:
+    """A file, opened once: its kind, and its header, checked. Raises UserError."""
+    with path.open("rb") as file:
+        start = file.read(len(GGUF))
+        # By its content, since a file of the hub's store has no ending; and by its ending, or a damaged one was none.
+        kind = "gguf" if start == GGUF or path.suffix == ".gguf" else "safetensors"
+        file.seek(0)
+        tensors = check_gguf(path, file) if kind == "gguf" else check_safetensors(path, file)
     odd = [name for name in tensors if len(name) > LONGEST_NAME or not name.isprintable()]
     if odd:
         raise UserError(
             f"{path} has tensors with names that no model has ({first_few(map(clip, odd), 1)}): take another."
         )
+    return WeightFile(path, kind, tensors)
 
 
-def check_whole(path: Path) -> None:
-    """Refuse a safetensors file that is damaged or was cut short. Raises UserError."""
-    size = path.stat().st_size
+def check_safetensors(path: Path, file: BinaryIO) -> dict[str, dict[str, Any]]:
+    """The header, if the library takes the file for whole and MLX can read what is in it. Raises UserError."""
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(8)
+    header = file.read(min(int.from_bytes(start, "little"), LARGEST_HEADER))
     try:
         if size <= SMALL_FILE:
-            check_safetensors(path)
+            deserialize((start + header).ljust(size, b"\0"))  # it looks at header and length, not at the numbers
         else:
             with safe_open(path, framework="np"):
                 pass
-        return
     except (SafetensorError, OSError) as error:
         why = printable(str(error).removeprefix("Error while deserializing header: "))[:100]
+        refuse_damaged(path, size, header, why)
+    tensors: dict[str, dict[str, Any]] = json.loads(header)
+    tensors.pop("__metadata__", None)
+    types = sorted({str(tensor["dtype"]) for tensor in tensors.values()} - MLX_TYPES)
+    if types:
+        raise UserError(
+            f"{path} has tensors of the type {', '.join(types)}, which MLX cannot read: save it in bfloat16 or float16."
+        )
+    return tensors
+
+
+def refuse_damaged(path: Path, size: int, header: bytes, why: str) -> NoReturn:
+    """Tell a file that was cut short from one that is damaged. Raises UserError."""
     needed = 0
-    with contextlib.suppress(Exception):  # only to tell a file that was cut from one that is damaged
-        end = max(t["data_offsets"][1] for t in read_header(path).values())
-        with path.open("rb") as f:
-            needed = 8 + int.from_bytes(f.read(8), "little") + end
+    with contextlib.suppress(Exception):  # a damaged header may hold anything
+        tensors = json.loads(header)
+        needed = 8 + len(header) + max(t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__")
     if size < needed:
         raise UserError(f"{path} has {size:,} of {needed:,} bytes, the rest is missing: download it again.")
     raise UserError(f"{path} is not a safetensors file, or it is damaged ({why}): download it again.")
-
-
-def read_tensors(path: Path) -> dict[str, Any]:
-    """Name → dtype and shape of the tensors in one file, of which only the header is read."""
-    return read_gguf_header(path) if is_gguf(path) else read_header(path)
-
-
-def is_gguf(path: Path) -> bool:
-    """By its content, since a file of the hub's store has no ending; and by its ending, or a damaged one was none."""
-    with path.open("rb") as file:
-        return file.read(len(GGUF)) == GGUF or path.suffix == ".gguf"
-
-
-def check_safetensors(path: Path) -> None:
-    """Let the library judge a small file by its header and its length, with zeros for its numbers.
-
-    Raises SafetensorError.
-    """
-    with path.open("rb") as file:
-        start = file.read(8)
-        start += file.read(min(int.from_bytes(start, "little"), LARGEST_HEADER))
-    deserialize(start.ljust(path.stat().st_size, b"\0"))
 
 
 def read_shard_names(index: Path) -> list[str]:

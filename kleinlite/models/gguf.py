@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from ..errors import UserError
 
-__all__ = ["read_gguf_header", "check_gguf"]
+__all__ = ["check_gguf"]
 
 KINDS = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
@@ -27,26 +27,25 @@ MOST_AXES = 4  # of a tensor, by the format; with more, MLX's library ends the p
 Tensors = dict[str, dict[str, Any]]
 
 
-def read_gguf_header(path: Path) -> Tensors:
+def read_gguf_header(path: Path, file: BinaryIO) -> Tensors:
     """Name → {"dtype": kind, "shape": rows first}, as in the header of a safetensors file. Raises UserError."""
     try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-            version = read_number(file, 4)
-            if magic != b"GGUF" or version not in (2, 3):
-                raise ValueError
-            count = read_number(file, 10)
-            for _ in range(read_number(file, 10)):
-                read_string(file)
-                skip_value(file, read_number(file, 4))
-            return dict(read_tensor(file) for _ in range(count))
+        magic = file.read(4)
+        version = read_number(file, 4)
+        if magic != b"GGUF" or version not in (2, 3):
+            raise ValueError
+        count = read_number(file, 10)
+        for _ in range(read_number(file, 10)):
+            read_string(file)
+            skip_value(file, read_number(file, 4))
+        return dict(read_tensor(file) for _ in range(count))
     except (ValueError, struct.error, UnicodeDecodeError, KeyError):
         raise UserError(f"{path} is not a GGUF file of version 2 or 3, or it is damaged: download it again.") from None
 
 
-def check_gguf(path: Path) -> Tensors:
-    """The header, if MLX can read all kinds of numbers in it; they are refused by name. Raises UserError."""
-    tensors = read_gguf_header(path)
+def check_gguf(path: Path, file: BinaryIO) -> Tensors:
+    """The header of an open file, if MLX can read all kinds of numbers in it, else their names. Raises UserError."""
+    tensors = read_gguf_header(path, file)
     kinds = {tensor["dtype"] for tensor in tensors.values()}
     missing = sorted(kinds - READABLE)
     if missing:

@@ -3,12 +3,16 @@
 An answer may come from a mirror, from a proxy or from a hotel's login page. huggingface_hub writes where the answer's
 commit and hash say and takes as many bytes as come; so both are looked at here, in hooks of its own HTTP client, before
 it believes them. What goes wrong becomes a sentence. No other module imports huggingface_hub.
+
+`snapshot_download(dry_run=True)` would not do for the plan: it asks once more for each file, in threads that our hooks
+take for somebody else's, knows neither hashes nor licence, and counts a damaged file as cached.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import operator
 import re
 import time
@@ -18,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import FileError, HubError, UserError, printable
+from .files import open_weight_file
 
 if TYPE_CHECKING:
     import httpx2 as httpx  # the one that huggingface_hub takes
@@ -115,12 +120,14 @@ def parse_model_info(repo: str, info: ModelInfo) -> RemoteRepository:
     return RemoteRepository(files, printable(str(license))[:100], bool(info.gated))
 
 
-def fetch_file(file: RemoteFile, again: bool = False) -> None:
-    """Fetch a file into the cache. again: also if a file, a damaged one, is there. Raises as `ask_hub`."""
+def fetch_file(file: RemoteFile) -> None:
+    """Fetch a file into the cache, in place of a damaged one that may be there. Raises as `ask_hub`."""
     from huggingface_hub import hf_hub_download
 
+    damaged = file.path.is_file() and not is_here(file)
     with explain_errors(file.repo), checked_answers(file.nbytes):
-        hf_hub_download(file.repo, file.name, revision=file.commit, force_download=again)
+        hf_hub_download(file.repo, file.name, revision=file.commit, force_download=damaged)
+    check_arrived(file)
 
 
 def note_commit(file: RemoteFile) -> None:
@@ -141,6 +148,48 @@ def remove_leftovers(files: Iterable[RemoteFile]) -> None:
             with contextlib.suppress(OSError):  # somebody else's, or somebody else was quicker
                 if time.time() - part.stat().st_mtime > 3600:
                     part.unlink()
+
+
+# ---------------------------------------------------------------- files that came
+
+
+def is_here(file: RemoteFile) -> bool:
+    """Whether a file of the hub is in the cache, and not damaged."""
+    return file.path.is_file() and not find_damage(file.path)
+
+
+def find_damage(path: Path) -> str | None:
+    """Why a file cannot be used, if it is one of weights and damaged."""
+    if path.suffix != ".safetensors":
+        return None
+    try:
+        open_weight_file(path)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def check_arrived(file: RemoteFile) -> None:
+    """Refuse and remove a file that is not what the hub announced, or that lies damaged on the hub."""
+    damage = find_damage(file.path)
+    if file.sha256 and hash_file(file.path) != file.sha256:
+        why = f"{file.name} of {file.repo} did not arrive as it is on the hub, and was removed: try again."
+    elif damage:
+        why = f"{file.name} came damaged from {file.repo} and was removed: {damage}"
+    else:
+        return
+    for path in (file.path.resolve(), file.path):
+        path.unlink(missing_ok=True)
+    raise UserError(why)
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file of any size."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------- what goes wrong, in a sentence

@@ -20,12 +20,12 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints import rename, swap_halves
+from ..checkpoints import find_conversion, rename, swap_halves
 from ..errors import MissingFileError, UserError, clip, first_few
 from ..files import replace_file
 from ..lora import DoRA, Hadamard, Kronecker, LoRA, SplitAdapter, linear_layers, matrix_shape, weight_of
 from .families import FAMILIES, KLEIN, Family, family_of
-from .files import check_weights_file, load_tensors, read_tensors
+from .files import open_weight_file
 
 Size = tuple[int, int]  # rows and columns of a matrix
 REAL_TYPES = {"F16", "BF16", "F32"}  # in which a file may have its matrices
@@ -71,7 +71,7 @@ def list_targets(title: str) -> dict[str, Target]:
     targets = {}
     for path in [path for pattern in family.lora.matrices for path in numbered(pattern)]:
         names = [name.removesuffix(".weight") for name in rename(f"{path}.weight", family.transformer.names)]
-        swapped = names == ["norm_out.linear"]
+        swapped = find_conversion(f"{path}.weight", family.transformer.names) is swap_halves
         targets[path] = Target(path)
         for i, name in enumerate(names):
             targets[name] = Target(path, i if len(names) == 3 else None, swapped)
@@ -182,7 +182,9 @@ class Tensors:
             rows = self.factors[1][:1]
         names = [name for name in rows if self.arrays[name].shape[0] > 1]  # else a length for each column
         if any(self.arrays[name].shape[0] % 2 for name in names):
-            raise UserError(f"{path}: the change of norm_out.linear has no two halves of rows, so it cannot be read.")
+            raise UserError(
+                f"{path}: the change of the final modulation has no two halves of rows, so it cannot be read."
+            )
         return replace(self, arrays=self.arrays | {name: swap_halves(self.arrays[name]) for name in names})
 
     def delta(self, scaling: float, weight: Callable[[], mx.array]) -> nn.Module:
@@ -466,8 +468,8 @@ def open_adapter(path: str | Path) -> Adapter:
             f"There is no file {clip(str(path), 160)}: name a .safetensors file, "
             f"or one that comes with nano: {bundled}."
         )
-    check_weights_file(path)
-    types = {name: str(tensor["dtype"]) for name, tensor in read_tensors(path).items()}
+    file = open_weight_file(path)
+    types = {name: str(tensor["dtype"]) for name, tensor in file.tensors.items()}
     names: dict[str, dict[str, str]] = {}  # module → kind of tensor → its name in the file
     unknown_names = []
     for name in sorted(types):
@@ -481,7 +483,7 @@ def open_adapter(path: str | Path) -> Adapter:
     check_names(path, types, names, unknown_names)
     check_types(path, types)
     content = path.read_bytes()  # a whole model, of gigabytes, is refused by now
-    arrays, metadata = load_tensors(path, content)
+    arrays, metadata = file.load(content)
     if arrays.keys() != types.keys():
         raise UserError(f"{path} was replaced while it was read: try again.")
     modules = {module: {kind: arrays[name] for kind, name in tensors.items()} for module, tensors in names.items()}
@@ -559,7 +561,8 @@ def write_adapter(
     ranks = {}
     for matrix, delta in deltas.items():
         names = [name.removesuffix(".weight") for name in rename(f"{matrix}.weight", KLEIN.transformer.names)]
-        b = swap_halves(delta.b) if names == ["norm_out.linear"] and layout == "diffusers" else delta.b
+        conversion = find_conversion(f"{matrix}.weight", KLEIN.transformer.names)
+        b = conversion(delta.b) if conversion and layout == "diffusers" else delta.b
         if layout == "comfy":
             names = [matrix]
             b = delta.scaling * b

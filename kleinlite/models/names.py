@@ -1,4 +1,4 @@
-"""What our tensors are called in the released folders: data for chapter 8's `rename`.
+"""What klein's tensors are called in the released folders: data for chapter 8's `rename`. A sister's are in her family.
 
 Each rule is a regular expression and what takes its place; a rule with three replacements says that our tensor is
 three of theirs, stacked. Our own names are those of the authors' single files.
@@ -34,34 +34,6 @@ TRANSFORMER_NAMES: list[Rule] = [
     (r"txt_mlp.2", "ff_context.linear_out"),
 ]
 
-Z_IMAGE_NAMES: list[Rule] = [  # our own names are those of ComfyUI's single file
-    (r"^x_embedder", "all_x_embedder.2-1"),
-    (r"^final_layer", "all_final_layer.2-1"),
-    (r"attention\.qkv", "attention.to_q", "attention.to_k", "attention.to_v"),
-    (r"attention\.out", "attention.to_out.0"),
-    (r"attention\.(q|k)_norm", r"attention.norm_\1"),
-]
-
-FLUX3_NAMES: list[Rule] = [
-    (r"^txt_in", "context_embedder"),
-    (r"^emb_in", "x_embedders"),
-    (r"^ref_time_in", "target_timestep_embedder"),
-    (r"^time_in", "timestep_embedder"),
-    (r"embedder\.in_layer", "embedder.linear_1"),
-    (r"embedder\.out_layer", "embedder.linear_2"),
-    (r"(_modulations.*)\.lin\.", r"\1.linear."),
-    (r"^content_mode_blocks", "mode_blocks"),
-    (r"^single_blocks", "single_transformer_blocks"),
-    (r"\.(q|k|v)_proj", r".attn.to_\1"),
-    (r"attn_out", "attn.to_out.0"),
-    (r"mlp_in", "ff.linear_in"),
-    (r"mlp_out", "ff.linear_out"),
-    (r"norm\.query_norm\.scale", "attn.norm_q.weight"),
-    (r"norm\.key_norm\.scale", "attn.norm_k.weight"),
-    (r"^final_layer\.image\.adaLN_modulation\.1", "norm_out.linear", swap_halves),
-    (r"^final_layer\.image\.linear", "proj_out"),
-]
-
 AUTOENCODER_NAMES: list[Rule] = [
     (r"^encoder.quant_conv", "quant_conv"),
     (r"^decoder.post_quant_conv", "post_quant_conv"),
@@ -83,5 +55,3 @@ AUTOENCODER_NAMES: list[Rule] = [
 ]
 
 TEXT_ENCODER_NAMES: list[Rule] = [(r"^(?!lm_head)", "model.")]
-
-QWEN3_VL_NAMES: list[Rule] = [(r"^(?!lm_head)", "model.language_model.")]

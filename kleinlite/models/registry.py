@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 FOLDERS = {"transformer": "transformer", "text_encoder": "text_encoder", "autoencoder": "vae"}  # part → its folder
 PARTS = tuple(FOLDERS)
 BUNDLED = {"nano": "nano/weights", "nano-base": "nano/weights/base"}  # → folder in the package
+BUNDLED_LICENSE = "Apache-2.0"
 Files = dict[str, int]  # name → bytes
 
 

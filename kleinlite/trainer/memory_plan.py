@@ -5,20 +5,20 @@ each block keeps its input and is worked out again when its gradient is due, so 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from ..autoencoder import AutoencoderConfig
-from ..errors import MemoryLimitError, MissingFileError, UserError
+from ..errors import MemoryLimitError, MissingFileError
 from ..inference.memory_check import machine_memory
-from ..lora import linear_layers, matrix_shape
 from ..memory import compute_dtype, plan_memory
-from ..models.describe import check_base, describe
+from ..models.describe import check_base, check_trains, describe
+from ..models.families import family_of
 from ..models.formats import find_quant_spec
+from ..models.lora_files import matrix_shapes
 from ..quantization import QUANT_SPECS
 from ..text_encoder import TextEncoderConfig
-from ..transformer import Transformer, TransformerConfig
 from .folder import Example
 from .settings import Settings
 
@@ -57,22 +57,20 @@ class TrainingPlan(NamedTuple):
         )
 
 
-def adapter_size(cfg: TransformerConfig, rank: int) -> int:
+def adapter_size(cfg: Any, rank: int) -> int:
     """How many numbers an adapter of this rank has, for all matrices of the blocks."""
-    layers = linear_layers(Transformer(cfg))
-    return rank * sum(sum(matrix_shape(layer)) for path, layer in layers.items() if "_blocks." in path)
+    return rank * sum(sum(shape) for path, shape in matrix_shapes(cfg).items() if "_blocks." in path)
 
 
 def plan_training(
-    cfg: object, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
+    cfg: Any, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
     bits: float | tuple[float, float] = 16, rank: int = 16, b: int = 1, references: int = 0, cpu: bool | None = None,
 ) -> TrainingPlan:  # fmt: skip
     """For pictures of this size, `b` at a time; bits, references and cpu as for `plan_memory`.
 
     cfg: the transformer's. Raises UserError for another family's.
     """
-    if not isinstance(cfg, TransformerConfig):
-        raise UserError("Adapters are trained here on models of FLUX.2 [klein]: take nano-base or base-4b.")
+    check_trains(family_of(cfg))
     cpu = compute_dtype() == mx.float32 if cpu is None else cpu
     drawing = plan_memory(
         (cfg, text_cfg, vae_cfg), width=width, height=height, bits=bits, reference_tokens=references, cpu=cpu

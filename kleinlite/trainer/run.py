@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from ..cpu import setup
 from ..errors import ExistingFileError, UserError
 from ..files import lock, replace_file
-from ..models.files import check_weights_file, load_tensors
+from ..models.files import open_weight_file
 from ..training import training_step
 
 M = TypeVar("M", bound=nn.Module)
@@ -102,8 +102,7 @@ def read_arrays(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
     if not path.is_file():  # a pipe would wait for ever
         raise UserError(DAMAGED.format(path))
     try:
-        check_weights_file(path)
-        return load_tensors(path)
+        return open_weight_file(path).load()
     except UserError:
         raise UserError(DAMAGED.format(path)) from None
 

@@ -8,8 +8,8 @@ import pytest
 
 from kleinlite import Klein
 from kleinlite.models.checkpoint import open_checkpoint
-from kleinlite.models.files import load_arrays
-from kleinlite.models.gguf import KINDS, READABLE, check_gguf, read_gguf_header
+from kleinlite.models.files import load_arrays, open_weight_file
+from kleinlite.models.gguf import KINDS, READABLE, read_gguf_header
 
 NANO = Path(__import__("kleinlite").__file__).parent / "nano" / "weights"
 BLOCKS = {"F32": (1, 4), "F16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q8_0": (32, 34)}
@@ -33,13 +33,14 @@ def write_gguf(path: Path, kind: str, data: bytes = b"", name: bytes = b"x.weigh
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_kinds_are_read_or_refused_by_name(tmp_path, kind):
     path = write_gguf(tmp_path / "x.gguf", kind)
-    assert read_gguf_header(path) == {"x.weight": {"dtype": kind, "shape": [2, 256]}}
+    with path.open("rb") as file:
+        assert read_gguf_header(path, file) == {"x.weight": {"dtype": kind, "shape": [2, 256]}}
     if kind in READABLE:
-        check_gguf(path)
+        open_weight_file(path)
         mx.eval(mx.load(str(path)))
     else:
         with pytest.raises(ValueError, match=f"of the kind {kind}"):
-            check_gguf(path)
+            open_weight_file(path)
         with pytest.raises(RuntimeError):
             mx.eval(mx.load(str(path)))
 
@@ -49,7 +50,7 @@ def test_damaged_files_are_told(tmp_path, damage):
     path = tmp_path / "x.gguf"
     path.write_bytes(damage)
     with pytest.raises(ValueError, match="is not a GGUF file"):
-        check_gguf(path)
+        open_weight_file(path)
 
 
 def test_what_would_end_the_process_is_refused(tmp_path):

@@ -9,13 +9,13 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from ...autoencoder import AutoencoderConfig
+from ...checkpoints import Rule, swap_halves
 from ...errors import UserError
 from ...flux3 import Flux3Config, Flux3Transformer, encode_window, fill_canvas, flux3_velocity_field
 from ...text_encoder import TextEncoder, TextEncoderConfig
 from ...z_image import static_schedule
 from ..fields import AXIS, BASE, COUNT, FOUR, WIDTH, Field, count_numbered, format_fields, read_fields
 from ..files import ModelFolder
-from ..names import FLUX3_NAMES, QWEN3_VL_NAMES
 from . import qwen3
 from .family import Configs, Family, Features, LoraNames, PartFormat, Shapes, Values, Variant
 from .klein import KLEIN, find_odd_axes
@@ -136,6 +136,28 @@ def velocity_field(
 BLOCK_MATRICES = ("q_proj", "k_proj", "v_proj", "attn_out", "mlp_in", "mlp_out")
 BLOCKS = ("content_mode_blocks.image", "content_mode_blocks.image_cond", "txt_mode_blocks", "single_blocks")
 MODES = ("txt", "image", "image_cond")
+FLUX3_NAMES: list[Rule] = [
+    (r"^txt_in", "context_embedder"),
+    (r"^emb_in", "x_embedders"),
+    (r"^ref_time_in", "target_timestep_embedder"),
+    (r"^time_in", "timestep_embedder"),
+    (r"embedder\.in_layer", "embedder.linear_1"),
+    (r"embedder\.out_layer", "embedder.linear_2"),
+    (r"(_modulations.*)\.lin\.", r"\1.linear."),
+    (r"^content_mode_blocks", "mode_blocks"),
+    (r"^single_blocks", "single_transformer_blocks"),
+    (r"\.(q|k|v)_proj", r".attn.to_\1"),
+    (r"attn_out", "attn.to_out.0"),
+    (r"mlp_in", "ff.linear_in"),
+    (r"mlp_out", "ff.linear_out"),
+    (r"norm\.query_norm\.scale", "attn.norm_q.weight"),
+    (r"norm\.key_norm\.scale", "attn.norm_k.weight"),
+    (r"^final_layer\.image\.adaLN_modulation\.1", "norm_out.linear", swap_halves),
+    (r"^final_layer\.image\.linear", "proj_out"),
+]
+
+QWEN3_VL_NAMES: list[Rule] = [(r"^(?!lm_head)", "model.language_model.")]
+
 LORA_NAMES = LoraNames(
     matrices=(
         *(f"{blocks}.{{i}}.{matrix}" for blocks in BLOCKS for matrix in BLOCK_MATRICES),

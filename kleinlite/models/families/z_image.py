@@ -10,6 +10,7 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from ...autoencoder import AutoencoderConfig
+from ...checkpoints import Rule
 from ...text_encoder import TextEncoder, TextEncoderConfig
 from ...z_image import (
     Flux1Autoencoder,
@@ -22,7 +23,7 @@ from ...z_image import (
 )
 from ..fields import AXIS, BASE, COUNT, EPS, WIDTH, Field, count_numbered, format_fields, read_fields, read_layout
 from ..files import ModelFolder, read_json
-from ..names import AUTOENCODER_NAMES, Z_IMAGE_NAMES
+from ..names import AUTOENCODER_NAMES
 from .family import Configs, Family, Features, LoraNames, PartFormat, Shapes, Values, Variant
 from .klein import AUTOENCODER_FIELDS, find_uneven_groups
 from .qwen3 import QWEN3, parse_last_but_one
@@ -141,6 +142,14 @@ def velocity_field(
 BLOCK_MATRICES = (
     "attention.qkv", "attention.out", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "adaLN_modulation.0",
 )  # fmt: skip
+Z_IMAGE_NAMES: list[Rule] = [  # our own names are those of ComfyUI's single file
+    (r"^x_embedder", "all_x_embedder.2-1"),
+    (r"^final_layer", "all_final_layer.2-1"),
+    (r"attention\.qkv", "attention.to_q", "attention.to_k", "attention.to_v"),
+    (r"attention\.out", "attention.to_out.0"),
+    (r"attention\.(q|k)_norm", r"attention.norm_\1"),
+]
+
 LORA_NAMES = LoraNames(
     matrices=(
         *(f"{b}.{{i}}.{m}" for b in ("layers", "noise_refiner", "context_refiner") for m in BLOCK_MATRICES),
@@ -195,4 +204,5 @@ Z_IMAGE = Family(
     schedule=shifted_schedule,
     read_variant=read_variant,
     velocity_field=velocity_field,
+    trains=False,
 )
