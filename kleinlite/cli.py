@@ -529,9 +529,10 @@ def name_quantization(quantize: int | str) -> str:
 def info(args: argparse.Namespace) -> None:
     if args.file is not None:
         from .inference.picture_file import read_metadata
+        from .models.files import is_safetensors
         from .models.lora_files import describe_adapter, find_adapter, open_adapter
 
-        if find_adapter(args.file).suffix == ".safetensors":
+        if is_safetensors(find_adapter(args.file)):
             return print_facts(describe_adapter(open_adapter(args.file)))
         return print_facts(read_metadata(args.file))
     import mlx.core as mx

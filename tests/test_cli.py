@@ -22,6 +22,7 @@ from kleinlite.cli import main, parse_size
 from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.models.download import fetch_model
 from kleinlite.models.export import save_encoders, save_transformer
+from kleinlite.models.lora_files import find_adapter
 from kleinlite.models.registry import BUNDLED, MODELS
 from kleinlite.nano.data import train_tokenizer
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
@@ -315,6 +316,19 @@ def test_info_tells_what_made_a_picture(draw, capsys):
     assert run("info", "x.png") == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert ["prompt", PROMPT] in lines and ["seed", "11"] in lines and ["steps", "2"] in lines
+
+
+def test_info_knows_an_adapter_by_its_content(tmp_path, capsys):
+    shutil.copy2(find_adapter("cross"), tmp_path / "cross.lora")
+    assert run("info", tmp_path / "cross.lora") == 0
+    assert "LoRA" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "-" + "9" * 5000, "1e5000"])
+def test_a_scale_of_too_many_digits(digits, capsys):
+    assert run("generate", "a red circle", "--lora", f"cross:{digits}", "--size", "32x32") == 2
+    error = capsys.readouterr().err
+    assert "scale" in error and len(error) < 400 and not list(Path().glob("*.png"))
 
 
 def test_info_keeps_a_foreign_text_out_of_the_terminal(capsys):

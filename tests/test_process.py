@@ -8,9 +8,14 @@ import sys
 import time
 
 import pytest
+from PIL import Image
 from stand_in_hub import TINY
 
+from kleinlite.models.lora_files import open_adapter
+
 GENERATE = f"{sys.executable} -m kleinlite generate 'a red circle' --model {TINY} --size 32x32 --seed 1"
+
+TRAIN = f"{sys.executable} -m kleinlite train-lora --model {TINY / 'base'} --size 64x64 --steps 2 --rank 2"
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +50,18 @@ def test_a_full_output_is_a_sentence(here):
     done = shell(f"{GENERATE} -o x.png >/dev/full")
     assert (done.returncode, done.stderr) == (2, "kleinlite: No space left on device.\n")
     assert (here / "x.png").exists()
+
+
+@pytest.mark.parametrize("error", ["2>&-", "2>/dev/full"])
+def test_notes_that_nobody_can_read_cost_no_training(error, here):
+    if "full" in error and not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    (here / "arrows").mkdir()
+    for i in range(2):
+        Image.new("RGB", (64, 64), (200, 40 * i, 0)).save(here / "arrows" / f"{i}.png")
+        (here / "arrows" / f"{i}.txt").write_text("a red circle")
+    done = shell(f"{TRAIN} arrows -o a.safetensors {error}")
+    assert done.returncode == 0 and open_adapter(here / "a.safetensors").kind == "LoRA"
 
 
 # It presses Ctrl-C when the module is asked for whose name it is given: at a place that does not depend on the clock.

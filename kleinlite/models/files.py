@@ -201,6 +201,16 @@ def read_weight_file(path: Path) -> WeightFile:
     return WeightFile(path, kind, tensors)
 
 
+def is_safetensors(path: Path) -> bool:
+    """Whether a file looks like one: by its name, or by its beginning, eight bytes and an opening brace."""
+    if path.suffix == ".safetensors":
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
+
+
 def check_safetensors(path: Path, file: BinaryIO) -> dict[str, dict[str, Any]]:
     """The header, if the library takes the file for whole and MLX can read what is in it. Raises UserError."""
     size = os.fstat(file.fileno()).st_size

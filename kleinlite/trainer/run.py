@@ -5,6 +5,7 @@ Under `mlx.launch` every process works out the gradient of its own batch, the gr
 the same step. The one trap: all must exchange the same arrays in the same order, or all wait for ever.
 """
 
+import math
 import signal
 import sys
 import time
@@ -201,6 +202,7 @@ class Run:
         """Train until step `until`, yielding each step's loss. `batches(step)` makes the arguments of `loss(model, …)`.
 
         A batch depends on the step alone, so a resumed run sees what an uninterrupted one would have seen.
+        Raises UserError as soon as a loss is not finite: no later step would mend the weights.
         make_step: another way to make a step of a loss than `training_step`.
         """
         update = make_step(self.model, self.optimizer, loss)
@@ -212,7 +214,13 @@ class Run:
             self.average = tree_map(lambda a, w, d=decay: d * a + (1 - d) * w, self.average, weights)
             mx.eval(value, self.model.state, self.optimizer.state, self.average)
             self.step += 1
-            yield float(value)
+            number = float(value)
+            if not math.isfinite(number):  # the same on all machines, so all stop
+                raise UserError(
+                    f"The loss of step {self.step} is not finite: take a smaller learning rate. What was saved before "
+                    "stays as it is."
+                )
+            yield number
 
 
 @contextmanager

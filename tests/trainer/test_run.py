@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from small_nano import CONFIG, GRID, launch, small_world  # noqa: F401, a fixture
 
 from kleinlite.autoencoder import Autoencoder
+from kleinlite.errors import UserError
 from kleinlite.nano.data import autoencoder_batch
 from kleinlite.trainer.run import Run, load_average, lock_folder, read_step
 from kleinlite.training import autoencoder_loss, encode_batch, flow_loss, flow_optimizer, initialize
@@ -232,3 +233,14 @@ def test_a_machine_without_a_file_is_given_the_first_ones(tmp_path):
     launch(tmp_path, tmp_path / "bring.py", tmp_path)
     assert (tmp_path / "1" / "file").read_bytes() == bytes(range(256)) * 5
     assert [p.name for p in (tmp_path / "1").iterdir()] == ["file"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path):
+    """A rate that is far too high: the steps before stay saved, and no broken weights replace them."""
+    run = Run(tmp_path / "r.safetensors", nn.Linear(2, 1), optim.SGD(1e30))
+    run.save()
+    saved = run.path.read_bytes()
+    loss = lambda model, x: (model(x) ** 2).mean()
+    with pytest.raises(UserError, match="loss of step . is not finite: take a smaller learning rate"):
+        list(run.steps(20, loss, lambda step: (mx.ones((1, 2)),)))
+    assert run.path.read_bytes() == saved
