@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from .inference.request import Options
+    from .models.lora_files import Adapter
     from .pipeline import Klein
 
 Job = tuple[Path, str, int]  # file, prompt and seed of a picture
+Adapters = list[tuple["Adapter", float]]  # and their scales
 RAW_HELP = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
 examples:
@@ -249,11 +251,15 @@ def check_folder(folder: Path) -> None:
 # ---------------------------------------------------------------- generate
 
 
-def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict[str, Any], str, "Options"]:
-    """The model's name, how to open it, the prompt and the call's options: what was typed, else what --like says."""
+def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict[str, Any], Adapters, str, "Options"]:
+    """The model's name, how to open it, its adapters and their scales, the prompt and the call's options.
+
+    Each is what was typed, else what --like says.
+    """
     from .inference.loras import find_recorded_loras
     from .inference.picture_file import open_picture, open_reference, read_metadata
     from .models.describe import is_here
+    from .models.lora_files import open_adapter
 
     if args.model is not None and not args.model.strip():
         raise UserError("--model is empty: name a model, see `kleinlite models`, or leave it out for nano.")
@@ -296,8 +302,9 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict[str, Any], st
     settings = {
         "quantize": pick("quantize", args.quantize),
         "parts": parts,
-        "loras": find_recorded_loras(like, args.like) if args.lora is None else args.lora,
     }
+    loras = find_recorded_loras(like, args.like) if args.lora is None else args.lora
+    adapters = [(open_adapter(file), scale) for file, scale in loras]  # here, once
     options: Options = {
         "images": [open_reference(path) for path in args.image or ()],
         "mask": None if args.mask is None else open_picture(args.mask),
@@ -311,7 +318,7 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict[str, Any], st
         "seed": pick("seed", 0 if args.seed is None and args.prompts else args.seed),
         "progress": sys.stderr.isatty() and args.watch != "",  # or they would draw over each other
     }
-    return model, settings, prompt, options
+    return model, settings, adapters, prompt, options
 
 
 def ensure_fetched(model: str, offline: bool) -> None:
@@ -362,8 +369,8 @@ def generate_in(group: "Group", args: argparse.Namespace) -> None:
 
     if args.watch:
         check_output(Path(args.watch))
-    model, settings, prompt, options = resolve_arguments(args)
-    seed = check_before_loading(args, model, settings, prompt, options, group)
+    model, settings, adapters, prompt, options = resolve_arguments(args)
+    seed = check_before_loading(args, model, settings, adapters, prompt, options, group)
     if options["seed"] is None:
         seed = from_first([seed], group)[0]
     if args.prompts is None:
@@ -372,6 +379,7 @@ def generate_in(group: "Group", args: argparse.Namespace) -> None:
         jobs = leave_out_drawn(list_jobs(read_prompts(args.prompts), args.output or Path(), seed), group)
     ensure_fetched(model, args.offline)
     klein = Klein.from_pretrained(model, **settings, group=None if args.prompts else group)
+    klein.loras.add_all(adapters)
     quantize = settings["quantize"]
     name = model if quantize is None else f"{model} in {name_quantization(quantize)}"
     name += "".join(f" + {lora} × {scale:g}" for lora, scale in klein.loras.items())
@@ -485,13 +493,13 @@ def draw(klein: "Klein", prompt: str, options: "Options", watch: str | None) -> 
 
 
 def check_before_loading(
-    args: argparse.Namespace, model: str, settings: dict[str, Any], prompt: str, options: "Options", group: "Group"
-) -> int:
+    args: argparse.Namespace, model: str, settings: dict[str, Any], adapters: Adapters, prompt: str,
+    options: "Options", group: "Group",
+) -> int:  # fmt: skip
     """Refuse what can be refused before gigabytes are fetched, and return the seed; the files have the last word."""
     from .inference.loras import Loras
     from .inference.memory_check import check_memory, plan_model
     from .models.describe import describe
-    from .models.lora_files import open_adapter
     from .pipeline import prepare_request
 
     quantize = settings["quantize"]
@@ -505,12 +513,8 @@ def check_before_loading(
         check_folder(folder if os.path.lexists(folder) else folder.parent)
     elif group.rank() == 0:  # which saves
         check_output(args.output) if args.output else check_folder(Path())
-    loras = Loras(facts.configs.transformer) if facts.configs else None
-    for file, scale in settings["loras"]:
-        if loras is None:
-            open_adapter(file)
-        else:
-            loras.add(file, scale)
+    if facts.configs:
+        Loras(facts.configs.transformer).add_all(adapters)
     if facts.configs and not facts.here:
         size: dict[str, Any] = {"width": request.width, "height": request.height, "prompts": [prompt]}
         size["machines"] = 1 if args.prompts else group.size()

@@ -33,20 +33,22 @@ class Loras(MutableMapping[str, float]):
         self._net: Transformer | None = None  # to which they are attached
         self._count = 0
 
-    def add(self, file: str | Path, scale: float = 1.0) -> str:
+    def add(self, file: str | Path | Adapter, scale: float = 1.0) -> str:
         """Add an adapter, and return the name that it has here; `del klein.loras[name]` takes it away again.
+
+        file: a file's name, one that comes with nano, or what `open_adapter` has read.
 
         Raises FileError if there is no such file, and UserError, with names, if it does not fit.
         """
         return run_serialized(self._add, file, scale)
 
-    def _add(self, file: str | Path, scale: float) -> str:
+    def _add(self, file: str | Path | Adapter, scale: float) -> str:
         if self._net is not None and any(isinstance(layer, SummedLinear) for layer in self._net.modules()):
             way_out = "name adapters where the model is opened, or call release() first"
             raise UserError(f"The model is divided over several machines already: {way_out}.")
-        if not isinstance(file, str | os.PathLike):
+        if not isinstance(file, str | os.PathLike | Adapter):
             raise UserError(f"An adapter is a file's name, or one that comes with nano, not {describe(file)}.")
-        adapter = open_adapter(file)
+        adapter = file if isinstance(file, Adapter) else open_adapter(file)
         check_scale(adapter, scale)
         adapter.check(self._cfg)
         name = adapter.name
@@ -61,7 +63,7 @@ class Loras(MutableMapping[str, float]):
             self._attach(name)
         return name
 
-    def add_all(self, files: Sequence[str | Path | tuple[str | Path, float]]) -> None:
+    def add_all(self, files: Sequence[str | Path | tuple[str | Path | Adapter, float]]) -> None:
         for file in files:
             self.add(*(file if isinstance(file, tuple | list) else (file,)))
 

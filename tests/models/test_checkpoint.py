@@ -134,6 +134,12 @@ assert len(parts) == len(set(parts)) == 3, checked
 assert len(read) == 4, read
 describe("nano")
 assert len(checked) == 5, "what has not changed is not checked again"
+from kleinlite.cli import main
+checked.clear()
+read.clear()
+assert main(["generate", "a red circle", "--lora", "cross", "--seed", "7", "-o", "x.png"]) == 0
+assert len(checked) == 1, checked  # the adapter, for its hash
+assert len(read) == 7, read  # three headers for `describe`, before the call
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
