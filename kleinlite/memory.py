@@ -9,7 +9,7 @@ or in floating-point operations, two per multiply-add.
 Sources: two operations per weight and token: Kaplan et al. 2020, arXiv 2001.08361. The constants of `plan_memory`
 are fitted to `python -m benchmarks.picture`.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal b07d221d)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal fcce33e0)
 """
 
 from collections.abc import Callable, Hashable
@@ -87,7 +87,7 @@ class MemoryPlan(NamedTuple):
     autoencoder: int
     encode: int
     step: int
-    decode: int
+    decode: int  # or, if that is more, to encode a reference
 
     @property
     def peak_bytes(self) -> int:
@@ -153,11 +153,13 @@ def plan_memory(
     finest, next_level = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
     pixel_bytes = 4 * b * width * height
     kept = next_level if pixel_bytes * next_level <= KEPT_BYTES else 0
+    reference_bytes = 4 * 256 * min(reference_tokens, 4096)  # as if it were one; none is larger than 1024²
+    widest = max(pixel_bytes * max(finest, kept), reference_bytes * vae_cfg.channels[0])
     return MemoryPlan(
         text_encoder=int(count_parameters(TextEncoder, text_cfg) * text_bits / 8),
         transformer=int(count_parameters(networks[0], cfg) * transformer_bits / 8),
         autoencoder=4 * count_parameters(networks[1], vae_cfg),
         encode=number_bytes * text_cfg.d * encode_numbers,
         step=number_bytes * cfg.d * step_numbers,
-        decode=2 * pixel_bytes * max(finest, kept) + STRIP_BYTES,  # two arrays: what goes into a block, and what comes
+        decode=2 * widest + STRIP_BYTES,  # two arrays: what goes into a block, and what comes out
     )

@@ -46,6 +46,15 @@ def test_the_plan_is_arithmetic():
     assert plan_memory(configs, width=512, height=512, cpu=True).step == 2 * small.step  # float32
 
 
+def test_the_plan_counts_that_references_are_read():
+    """One of 1024 × 1024 takes more than a picture of 512 × 512 does; several are read one by one."""
+    configs = RELEASED_CONFIGS["4b"]
+    plain, edit, four = (plan_memory(configs, width=512, height=512, reference_tokens=n) for n in (0, 4096, 4 * 4096))
+    large = plan_memory(configs, width=1024, height=1024)
+    assert plain.decode < edit.decode == four.decode == large.decode
+    assert plan_memory(configs, width=512, height=512, reference_tokens=1024).decode == plain.decode
+
+
 def test_the_plan_counts_a_cache_of_the_references():
     """Four references of 1024 × 1024, in 9B's 32 blocks: 8.6 GB that stay between the steps."""
     edit = {"width": 1024, "height": 1024, "reference_tokens": 4 * 4096, "cpu": False}

@@ -22,13 +22,13 @@ import mlx.nn as nn
 
 from ..autoencoder import AttnBlock, Decoder, Downsample, Encoder, GroupNorm, Level, Mid, ResBlock, Upsample
 from ..cpu import affine, conv2d, silu, upsample_conv2d
+from ..memory import KEPT_BYTES
 
 __all__ = ["use_strips"]
 
 SMALL_BYTES = 2**22  # of a picture
-STRIP_BYTES = 2**24  # of a picture's rows at a time
+STRIP_BYTES = 2**23  # of a picture's rows at a time
 SCORES_BYTES = 2**25  # of attention scores at a time
-LARGE_BYTES = 2**29  # an upsampled picture of more than this is made twice rather than kept
 
 Rows = Callable[[mx.array], mx.array]
 
@@ -294,7 +294,7 @@ def upsample_strips(upsample: Upsample, picture: Picture) -> Picture:
     upsampled = Upsampled(upsample, Picture(pieces))
     del x, pieces
     picture.strips.clear()
-    if nbytes > LARGE_BYTES:
+    if nbytes > KEPT_BYTES:
         return upsampled
     strips: list[mx.array] = []
     for i in range(len(upsampled)):

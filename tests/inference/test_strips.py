@@ -27,13 +27,13 @@ def close(a: mx.array, b: mx.array) -> bool:
     return mx.abs(a - b).max().item() <= 1e-5 * max(1.0, mx.abs(b).max().item())
 
 
-@pytest.mark.parametrize("large", [0, strips.LARGE_BYTES])  # upsampled pictures made twice, or kept
+@pytest.mark.parametrize("large", [0, strips.KEPT_BYTES])  # upsampled pictures made twice, or kept
 @pytest.mark.parametrize("strip_bytes", [1, 6000, 60_000, 2**30])
 @pytest.mark.parametrize("b, h, w", [(1, 10, 6), (2, 7, 5), (1, 1, 3)])
 def test_decoder(b, h, w, strip_bytes, large, monkeypatch):
     monkeypatch.setattr(strips, "SMALL_BYTES", 0)
     monkeypatch.setattr(strips, "STRIP_BYTES", strip_bytes)
-    monkeypatch.setattr(strips, "LARGE_BYTES", large)
+    monkeypatch.setattr(strips, "KEPT_BYTES", large)
     monkeypatch.setattr(strips, "SCORES_BYTES", strip_bytes)
     whole, in_strips = pair(AutoencoderConfig.tiny())
     z = normal(b, h, w, 32)
@@ -79,7 +79,7 @@ def test_two_pictures_in_memory(decode, monkeypatch):
     """One goes into the widest block and one is made in it; the rest are strips."""
     monkeypatch.setattr(strips, "SMALL_BYTES", 0)
     monkeypatch.setattr(strips, "STRIP_BYTES", 2**18)
-    monkeypatch.setattr(strips, "LARGE_BYTES", 2**23)
+    monkeypatch.setattr(strips, "KEPT_BYTES", 2**23)
     _, net = pair(AutoencoderConfig((16, 32, 32, 32), groups=8))
     latents = normal(1, 32, 32, 128)
     pixels = normal(1, 512, 512, 3)
