@@ -9,7 +9,8 @@ from loop import BATCH, COPY, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL, TEXT_TOK
 
 from kleinlite import Klein, __version__
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.cpu import attention, blas_name, silu
+from kleinlite.cpu import attention, blas_name, silu, speed_up
+from kleinlite.inference.strips import use_strips
 from kleinlite.models.packing import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
@@ -57,6 +58,7 @@ def step(bits: int | None = None) -> Callable[[], None]:
     net.set_dtype(DTYPE)
     if bits:
         quantize(net, QUANT_SPECS[bits], DTYPE)
+    speed_up(net)  # as a loaded network
     rope = net.rope(image_ids(32, 32), text_ids(TEXT_TOKENS))
     mx.eval(net.parameters(), rope)
     inputs = normal(1, TOKENS, 128), normal(1, TEXT_TOKENS, 7680), mx.array([0.5])
@@ -86,6 +88,7 @@ def decode(side: int) -> Callable[[], Callable[[], None]]:
     def prepare() -> Callable[[], None]:
         net = Autoencoder(AutoencoderConfig()).eval()
         mx.eval(net.parameters())
+        use_strips(net)  # as a loaded model does
         return timed(net.decode, mx.random.normal((1, side // 16, side // 16, 128), key=mx.random.key(0)))
 
     return prepare
@@ -96,6 +99,7 @@ def text_encoder() -> Callable[[], None]:
     net = TextEncoder(TextEncoderConfig(vocab=1000, layers=1, out_layers=(layers,)))
     net.layers *= layers  # one layer's weights, again and again: no processor's cache holds them either way
     net.set_dtype(DTYPE)
+    speed_up(net)
     mx.eval(net.parameters())
     ids = mx.random.randint(0, 1000, (1, TEXT_TOKENS), key=mx.random.key(0))
     return timed(net, ids, mx.ones((1, TEXT_TOKENS), dtype=mx.bool_))
