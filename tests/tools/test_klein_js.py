@@ -285,6 +285,34 @@ def test_a_prompt_too_long(page):
 # ---------------------------------------------------------------- piece by piece
 
 
+FILL = """(side) => {
+    const grow = klein.memory.grow.bind(klein.memory), most = klein.M.length / 16384 * 2.5;
+    klein.memory.grow = (more) => {
+        if (klein.memory.buffer.byteLength / 65536 + more > most) throw new RangeError("no more");
+        return grow(more);
+    };
+    const decode = (side) => klein.decode(new Float32Array(side * side / 2), side / 16, side / 16);
+    try { decode(side); } catch (error) {
+        const fits = Number(/(\\d+) would fit/.exec(error.message)[1]);
+        const drawn = (side) => { try { return decode(side).width; } catch { return 0; } };
+        const small = drawn(fits), large = drawn(2 * fits);
+        return { message: error.message, fits, small, large };
+    }
+}"""
+
+
+def test_too_little_memory_says_which_size_fits(opened):
+    """And that size does fit. While weights are read no size helps."""
+    found = opened().evaluate(FILL, 640)
+    fits = found["fits"]
+    assert found["message"].endswith(f"too little memory for a picture of this size: {fits} × {fits} would fit.")
+    assert fits >= 96 and found["small"] == fits and found["large"] == 0
+    page = opened()
+    page.evaluate("() => { klein.memory.grow = () => { throw new RangeError('no more'); }; }")
+    loading = page.evaluate("klein.loadBase().then(() => klein.loadEncoder()).catch((error) => error.message)")
+    assert loading == "This browser has too little memory: close other pages, or take another one."
+
+
 def test_token_ids(page, models):
     """Words, contractions, whitespace, other scripts, special tokens: strings that the tokenizers library splits."""
     r, strings = random.Random(1), []
