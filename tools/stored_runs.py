@@ -1,0 +1,33 @@
+"""Trainings that a chapter repeats with other seeds: the first seed's is run on the page, the others are stored.
+
+    KLEINLITE_RUNS=all ALL=1 make run-notebooks NB="15 16"     runs all of them and stores them, in about five minutes
+
+The page runs the code that made the stored numbers, and compares: its own first run must come out as the stored one
+did, up to what another processor's rounding does to a training.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kleinlite.files import write_json
+
+__all__ = ["repeat"]
+
+
+def repeat(store: str | Path, name: str, run: Callable[[int], Any], seeds: Sequence[int]) -> list[Any]:
+    """What run(seed) returns for each of the seeds, numbers in lists and dictionaries, under a name in a JSON file.
+
+    The first seed is run, the others are read; with KLEINLITE_RUNS=all every one is run, and written.
+    """
+    path = Path(store)
+    stored = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if os.environ.get("KLEINLITE_RUNS") == "all":
+        stored[name] = [run(seed) for seed in seeds]
+        write_json(path, stored)
+        return json.loads(json.dumps(stored[name]))
+    if len(stored.get(name, ())) != len(seeds):
+        raise ValueError(f"{path} has no runs of {name!r} for {len(seeds)} seeds: KLEINLITE_RUNS=all makes them.")
+    return [json.loads(json.dumps(run(seeds[0]))), *stored[name][1:]]
