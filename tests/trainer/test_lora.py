@@ -1,4 +1,4 @@
-"""Training an adapter on a folder: what the folder may be, that training learns, stops and goes on, and its memory."""
+"""Training an adapter: what is trained, stopped, gone on with, written and refused."""
 
 import json
 import os
@@ -14,170 +14,23 @@ import mlx.optimizers as optim
 import pytest
 from damage import one_sentence
 from mlx.utils import tree_flatten
-from PIL import Image, ImageChops
+from PIL import ImageChops
 from safetensors import safe_open
+from trainings import QUICK, trained
 
-from benchmarks.training import measure, plan_table
-from kleinlite.cli import main
 from kleinlite.errors import ExistingFileError, FileError, UserError
 from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.models.checkpoint import resolve_model
-from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.lora_files import open_adapter
-from kleinlite.nano.loras import cross
 from kleinlite.pipeline import Klein
 from kleinlite.text_encoder import TextEncoder
-from kleinlite.trainer import lora as trainer_module, memory_plan as plan_module, run as run_module
+from kleinlite.trainer import memory_plan as plan_module, run as run_module
 from kleinlite.trainer.folder import Example, read_folder
 from kleinlite.trainer.lora import LoraTrainer, accumulating_step, split_examples
-from kleinlite.trainer.memory_plan import COPIES, TrainingPlan, check_plan, plan_model_training, plan_training
+from kleinlite.trainer.memory_plan import plan_model_training
 from kleinlite.trainer.run import lock_folder
-from kleinlite.trainer.settings import Settings, default_rate
+from kleinlite.trainer.settings import Settings
 from kleinlite.training import velocity_loss
-from kleinlite.transformer import TransformerConfig
-
-QUICK = Settings(rank=2, steps=4, rate=1e-3, batch=2, accumulate=2, every=2, held_out=0.1)
-
-
-@pytest.fixture(autouse=True)
-def quick_samples(monkeypatch):
-    monkeypatch.setattr(trainer_module, "SAMPLES", 1)
-    monkeypatch.setattr(trainer_module, "SAMPLE_STEPS", 1)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Six crosses with captions."""
-    folder = tmp_path / "crosses"
-    folder.mkdir()
-    for seed in range(6):
-        picture, caption = cross(seed)
-        picture.save(folder / f"{seed}.png")
-        (folder / f"{seed}.txt").write_text(f"{caption}\n")
-    return folder
-
-
-# ---------------------------------------------------------------- folders
-
-
-def test_a_folder_is_read_in_order(folder):
-    examples = read_folder(folder)
-    assert [e.name for e in examples] == list("012345")
-    assert [e.caption for e in examples] == [cross(seed)[1] for seed in range(6)]
-    assert all(e.picture.size == (96, 96) and e.references == () for e in examples)
-    assert {e.picture.size for e in read_folder(folder, (64, 80))} == {(64, 80)}
-
-
-@pytest.mark.parametrize("size", [None, (64, 64)])
-def test_what_is_transparent_is_white_and_16_bits_are_scaled(folder, size):
-    """As for a reference picture: an adapter learns what a call would see."""
-    Image.new("RGBA", (96, 96), (0, 0, 0, 0)).save(folder / "0.png")
-    Image.new("I;16", (96, 96), 128 * 257).save(folder / "1.png")
-    clear, grey, *_ = read_folder(folder, size)
-    assert clear.picture.getpixel((5, 5)) == (255, 255, 255) and grey.picture.getpixel((5, 5)) == (128, 128, 128)
-
-
-def test_references_belong_to_their_picture(folder):
-    for seed in range(6):
-        for suffix in ("_ref1", "_ref2"):
-            Image.new("RGB", (64, 96), (seed, 0, 0)).save(folder / f"{seed}{suffix}.png")
-    assert [[r.getpixel((0, 0))[0] for r in e.references] for e in read_folder(folder)] == [[i, i] for i in range(6)]
-
-
-def break_it(folder, how):
-    if how == "no captions":
-        for path in folder.glob("*.txt"):
-            path.unlink()
-    elif how == "one picture":
-        for path in folder.glob("[1-5]*"):
-            path.unlink()
-    elif how == "nothing":
-        for path in folder.iterdir():
-            path.unlink()
-    elif how == "sizes":
-        Image.new("RGB", (64, 64)).save(folder / "3.png")
-    elif how == "damaged":
-        (folder / "3.png").write_bytes(b"\x89PNG\r\n")
-    elif how == "empty caption":
-        (folder / "3.txt").write_text(" \n")
-    elif how == "not text":
-        (folder / "3.txt").write_bytes(b"\xff\xfe\x00")
-    elif how == "tiny":
-        Image.new("RGB", (32, 32)).save(folder / "3.png")
-    elif how == "some references":
-        Image.new("RGB", (96, 96)).save(folder / "3_ref.png")
-    elif how == "a lonely reference":
-        Image.new("RGB", (96, 96)).save(folder / "9_ref.png")
-    elif how == "twice":
-        Image.new("RGB", (96, 96)).save(folder / "3.jpg")
-
-
-BAD = {
-    "no captions": "0.txt, .*1.txt, .*and 2 more missing: every picture needs a caption",
-    "one picture": "There is one picture in",
-    "nothing": "There is no picture in",
-    "sizes": r"differ in size \(5 of 96x96, 1 of 64x64\): scale and cut them with --size 96x96",
-    "damaged": "3.png cannot be read as a picture",
-    "empty caption": "3.txt is empty",
-    "not text": "3.txt is not UTF-8",
-    "tiny": "3.png: .*at least 64 pixels",
-    "some references": "3.png: most pictures here have 0 references",
-    "a lonely reference": "9_ref.png: what it is a reference for is missing",
-    "twice": "3.jpg: there is another picture of that name",
-}
-
-
-@pytest.mark.parametrize("how", BAD)
-def test_a_bad_folder_gets_a_sentence(folder, how):
-    break_it(folder, how)
-    with pytest.raises(ValueError, match=BAD[how]) as error:
-        read_folder(folder)
-    assert str(error.value).endswith(".")
-
-
-def test_three_pictures_of_two_names(folder):
-    """a.m.png stands between a.jpg and a.png."""
-    for name in ("a.jpg", "a.m.png", "a.png"):
-        Image.new("RGB", (96, 96)).save(folder / name)
-    with pytest.raises(ValueError, match=r"a\.jpg: there is another picture of that name"):
-        read_folder(folder)
-
-
-def test_a_caption_as_windows_saves_it(folder):
-    (folder / "0.txt").write_text("a red cross", encoding="utf-8-sig")
-    assert read_folder(folder)[0].caption == "a red cross"
-
-
-@pytest.mark.parametrize(
-    "size, sentence",
-    [
-        ((999999999999, 96), "999999999999x96 are too large to learn from: take at most 1024x1024 pixels"),
-        ((1040, 1024), "too large"),
-        ((100, 96), "The width must be a multiple of 16 pixels, 100 is not: try 96"),
-        ((96, 0), "The height must be a multiple of 16 pixels, 0 is not: try 16"),
-    ],
-)
-def test_a_size_that_pictures_cannot_get(folder, size, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        read_folder(folder, size)
-
-
-def test_the_largest_size(folder):
-    assert {e.picture.size for e in read_folder(folder, (1024, 1024))} == {(1024, 1024)}
-
-
-def test_what_is_no_folder(tmp_path):
-    with pytest.raises(ValueError, match="is no folder"):
-        read_folder(tmp_path / "none")
-
-
-# ---------------------------------------------------------------- training
-
-
-def trained(folder, out, settings=QUICK, **how) -> LoraTrainer:
-    trainer = LoraTrainer(Klein.from_pretrained("nano-base", **how), read_folder(folder), out, settings)
-    trainer.train()
-    return trainer
 
 
 def test_one_is_held_out_at_least():
@@ -204,12 +57,6 @@ def test_without_held_out_examples_the_samples_are_named(folder, tmp_path, monke
 def test_one_is_trained_on_and_one_is_held_out_whatever_the_share(count, share, held_out):
     rows, out = split_examples(count, share, 0)
     assert len(out) == held_out and sorted(rows + out) == list(range(count))
-
-
-@pytest.fixture
-def trainer(folder, tmp_path) -> LoraTrainer:
-    """One that has not begun."""
-    return LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x.safetensors", QUICK)
 
 
 def test_all_matrices_of_the_blocks_are_trained_and_no_others(trainer):
@@ -249,11 +96,6 @@ def test_each_step_has_batches_of_its_own(trainer):
     assert len(noises) == 4
     assert not any(mx.array_equal(a, b) for i, a in enumerate(noises) for b in noises[:i])
     assert all(mx.array_equal(noises[i], trainer.batch(i)[3]) for i in range(4))
-
-
-def test_narrow_models_learn_faster():
-    assert default_rate(3072) == 1e-4 and default_rate(256) == pytest.approx(1.2e-3)
-    assert Settings().rate is None
 
 
 def test_training_writes_an_adapter_that_its_model_takes(folder, tmp_path):
@@ -354,11 +196,6 @@ def test_a_distilled_model_is_refused(folder, tmp_path):
     assert not (tmp_path / "x.training").exists()
 
 
-def test_a_seed_that_is_none():
-    with pytest.raises(ValueError, match=r"A seed is a number from 0 to 2\^64 - 1, not -1"):
-        Settings(seed=-1)
-
-
 def test_gradients_of_batches_add_up(folder, tmp_path):
     """Two batches of two make the step, and tell the loss, that one batch of four makes, if the four are the same."""
     settings = Settings(rank=2, steps=1, rate=1e-3, batch=2, accumulate=2, every=1)
@@ -390,9 +227,6 @@ def test_edits_are_learned_from_their_references(folder, tmp_path):
     clean, *_, references = trainer.batch(0)
     assert clean.shape == references.shape == (2, 36, 128)
     assert trainer.train().is_file()
-
-
-# ---------------------------------------------------------------- disks, links, damaged files
 
 
 def drafts(folder: Path) -> list[Path]:
@@ -536,107 +370,3 @@ def test_few_files_are_open_at_a_time(folder, tmp_path):
         assert trainer.train().is_file()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-# ---------------------------------------------------------------- memory
-
-
-def test_base_4b_in_four_bits_fits_into_twelve_gigabytes():
-    plan = plan_training(*RELEASED_CONFIGS["4b"], width=512, height=512, bits=4.5, cpu=False)
-    assert 3e9 < plan.peak_bytes < 12e9
-    larger = plan_training(*RELEASED_CONFIGS["4b"], width=1024, height=1024, bits=16, cpu=False)
-    assert larger.peak_bytes > 2 * plan.peak_bytes
-
-
-PLAN = TrainingPlan(features=1, latents=1, weights=3, adapter=1, activations=1)
-
-
-@pytest.mark.parametrize(
-    "plan, ways",
-    [
-        (PLAN, "pack the weights with --quantize 4, or take smaller pictures with --size"),
-        (PLAN._replace(packable=False), "take smaller pictures with --size"),
-        (PLAN._replace(packable=False, adapter=4), "take a smaller --rank, or take smaller pictures with --size"),
-        (PLAN._replace(packable=False, adapter=4, features=9), "take smaller pictures with --size"),
-        (
-            PLAN._replace(packable=False, weights=1, features=9),
-            "take smaller pictures with --size",
-        ),  # the largest stage
-        (PLAN._replace(packable=False, weights=1, latents=9), "take smaller pictures with --size"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch, plan, ways):
-    monkeypatch.setattr(plan_module, "machine_memory", lambda held=0: (4, 3))
-    with pytest.raises(MemoryError, match=f"GB: {ways}\\.$"):
-        check_plan(plan)
-
-
-@pytest.mark.parametrize(
-    "model, quantize, packable",
-    [("base-4b", None, True), ("base-4b", 8, True), ("base-4b", 4, False), ("base-4b-nvfp4", None, False)],
-)
-def test_four_bits_are_offered_where_they_are_fewer(folder, model, quantize, packable):
-    plan = plan_model_training(model, read_folder(folder), QUICK, quantize=quantize)
-    assert plan.packable == packable
-
-
-def test_pictures_that_are_kept_count(folder):
-    """Three bytes a pixel of each example, references too."""
-    Image.new("RGB", (64, 96)).save(folder / "0_ref.png")
-    for seed in range(1, 6):
-        Image.new("RGB", (64, 96)).save(folder / f"{seed}_ref.png")
-    plan = plan_model_training("base-4b", read_folder(folder), QUICK)
-    assert plan.pictures == 3 * 6 * (96 * 96 + 64 * 96)
-    assert plan.peak_bytes == plan._replace(pictures=0).peak_bytes + plan.pictures
-
-
-def test_the_page_on_machines_has_the_plans():
-    page = Path(__file__).parents[2] / "notebooks" / "machines.md"
-    assert plan_table() in page.read_text(encoding="utf-8")
-
-
-def test_a_measured_step_is_near_its_plan():
-    cfg = TransformerConfig(double_blocks=1, single_blocks=2, heads=2)
-    plan = plan_training(cfg, *RELEASED_CONFIGS["4b"][1:], width=128, height=128, bits=32, cpu=True)
-    _, above, _ = measure(cfg, 128, 512, 16, None)
-    assert 0.6 < above / (plan.adapter / COPIES + plan.activations) < 1.4
-
-
-# ---------------------------------------------------------------- the command
-
-
-def test_the_command(folder, tmp_path, capsys):
-    out = tmp_path / "x.safetensors"
-    options = ["--model", "nano-base", "--rank", "2", "--steps", "2", "--every", "2", "--accumulate", "1"]
-    assert main(["train-lora", str(folder), *options, "-o", str(out), "--layout", "comfy"]) == 0
-    told = capsys.readouterr().out
-    assert "6 pictures of 96x96. Memory: features" in told and f"{out}: " in told
-    with safe_open(out, framework="np") as file:
-        assert all(name.startswith("diffusion_model.") for name in file.keys())  # noqa: SIM118, it is no dictionary
-
-
-def test_the_command_plans_a_model_that_is_not_here(folder, tmp_path, capsys):
-    options = ["--model", "base-4b", "--quantize", "4", "--size", "512x512", "--plan", "--offline"]
-    assert main(["train-lora", str(folder), *options, "-o", str(tmp_path / "x.safetensors")]) == 0
-    assert "GB" in capsys.readouterr().out and not (tmp_path / "x.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    "options, sentence",
-    [
-        (["-o", "x.png"], "ends in .safetensors"),
-        (["-o", "none/x.safetensors"], "does not exist"),
-        (["-o", "x.safetensors", "--model", "4b"], "train on base-4b, and use the adapter on 4b"),
-        (["-o", "x.safetensors", "--model", "9b-kv"], "train on base-9b, and use the adapter on 9b-kv"),
-        (["-o", "x.safetensors", "--model", "nano"], "train on nano-base, and use the adapter on nano"),
-        (["-o", "x.safetensors", "--model", "z-image-turbo"], "take base-4b or base-9b"),
-        (["-o", "x.safetensors", "--rank", "0"], "rank counts from 1"),
-        (["-o", "x.safetensors", "--rate", "2"], "learning rate"),
-        (["-o", "x.safetensors", "--quantize", "7"], "quantize is one of"),
-    ],
-)
-def test_the_command_refuses(folder, tmp_path, monkeypatch, capsys, options, sentence):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train-lora", str(folder), *options]) == 2
-    assert sentence in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["crosses"]

@@ -1,0 +1,218 @@
+"""The borrowed BLAS: found, tried, taken out again, and few threads beside other programs."""
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from agreement import linux
+
+from kleinlite import cpu
+from kleinlite.cpu import blas
+
+
+@pytest.fixture
+def table():
+    """The library's table of addresses, put back afterwards; None where it could not be found."""
+    cpu.setup()
+    before = {name: ctypes.c_uint64.from_address(slot).value for name, slot in blas._slots.items()}
+    yield before
+    blas._point_to(before)
+
+
+def installed() -> list[str]:
+    """The fast libraries that can be loaded here, best first."""
+    names = []
+    for name, path, prefix in blas._candidates():
+        with contextlib.suppress(OSError):
+            blas._addresses(path, prefix)
+            names.append(name)
+    return names
+
+
+def now() -> dict[str, int]:
+    return {name: ctypes.c_uint64.from_address(slot).value for name, slot in blas._slots.items()}
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float64, mx.complex64])
+@pytest.mark.parametrize("shape", [(1, 5, 3), (64, 64, 64), (200, 333, 129), (7, 1, 300)])
+def test_products_are_right(shape, dtype):
+    cpu.setup()
+    m, k, n = shape
+    with mx.stream(mx.cpu):
+        a, b = (mx.random.randint(-9, 10, s, key=mx.random.key(1)).astype(dtype) for s in ((3, m, k), (3, k, n)))
+        if dtype == mx.complex64:
+            a, b = a * (1 + 2j), b * (3 - 1j)
+        right = (a[..., None] * b[:, None]).sum(axis=2)  # whole numbers below 2^24: exact, so compared with ==
+        turned = [mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (a, b)]
+        for p in (a, turned[0]):
+            for q in (b, turned[1]):
+                assert mx.array_equal(p @ q, right)
+                assert mx.array_equal(p[1] @ q[2], (a[1, ..., None] * b[2]).sum(axis=1))
+
+
+@linux
+@pytest.mark.parametrize("name, path, prefix", list(blas._candidates()))
+def test_each_library_gives_right_products(name, path, prefix, table):
+    try:
+        addresses = blas._addresses(path, prefix)
+    except OSError:
+        pytest.skip(f"{path} is not installed")
+    assert set(addresses) == {"cblas_sgemm", "cblas_dgemm", "cblas_cgemm"}
+    blas._point_to(addresses)
+    assert now() == addresses
+    assert blas._products_are_right()
+
+
+@linux
+def test_a_wrong_library_is_noticed_and_taken_out_again(table, monkeypatch):
+    blas._point_to(blas._original)
+    does_nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
+    monkeypatch.setattr(blas, "_candidates", lambda: [blas.Candidate("wrong", "", "")])
+    for wrong in blas.GEMMS:  # one of the three is enough
+        monkeypatch.setattr(blas, "_addresses", lambda path, prefix, name=wrong: {name: does_nothing})
+        before = now()
+        assert blas._use_fast_blas() is None
+        assert now() == before
+    assert blas._products_are_right()
+
+
+@linux
+def test_setup_twice_changes_nothing(table, capfd):
+    name = cpu.blas_name()
+    assert name in (installed() or [None])
+    cpu.setup()
+    assert cpu.blas_name() == name and now() == table
+    assert capfd.readouterr() == ("", "")
+
+
+LOAD = """
+import mlx.core as mx
+from kleinlite import cpu
+from kleinlite.cpu import blas
+"""
+
+
+def fresh(code: str, **environment: str) -> tuple[str, str]:
+    """What this prints to stdout and stderr, with the module loaded but not set up."""
+    env = {k: v for k, v in os.environ.items() if k != "KLEINLITE_CPU"} | environment
+    done = subprocess.run([sys.executable, "-c", LOAD + code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@linux
+def test_off_switch():
+    code = """
+cpu.setup()
+x = mx.random.normal((50,)) * 9
+print(cpu.FAST, cpu.blas_name(), blas._slots, mx.array_equal(cpu.exp(x), mx.exp(x)).item())
+"""
+    assert fresh(code, KLEINLITE_CPU="off") == ("False None {} True\n", "")
+
+
+@linux
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "blas._candidates = lambda: []",
+        "blas._candidates = lambda: [blas.Candidate('x', '/nowhere/a.so', ''), blas.Candidate('y', 'libc.so.6', '')]",
+        "blas._find_slots = lambda: {}",
+        "blas.platform.machine = lambda: 'abacus'",
+        "blas._products_are_right = lambda: 1 / 0",
+    ],
+)
+def test_one_line_when_there_is_no_fast_blas(trouble):
+    out, err = fresh(
+        trouble + "\ncpu.setup(); cpu.setup(); print(cpu.blas_name(), (mx.ones((9, 9)) @ mx.ones(9))[0].item())"
+    )
+    assert out == "None 9.0\n"
+    assert err.count("\n") == 1 and "pip install scipy-openblas32" in err
+
+
+@linux
+def test_a_library_that_will_not_do_is_passed_over():
+    if not installed():
+        pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
+    code = """
+good = list(blas._candidates())
+blas._candidates = lambda: [blas.Candidate("x", "/nowhere/a.so", ""), blas.Candidate("y", "libc.so.6", ""), *good]
+cpu.setup(); print(cpu.blas_name())
+"""
+    name, err = fresh(code)
+    assert name.strip() in installed() and not err
+
+
+@linux
+def test_with_two_libraries_called_libmlx_the_right_one_is_changed(tmp_path):
+    """Another program's libmlx.so, loaded before: MLX's own table is the one that counts."""
+    if not installed():
+        pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
+    own = Path(mx.__file__).parent / "lib" / "libmlx.so"
+    (tmp_path / "libmlx.so").write_bytes(own.read_bytes())
+    code = f"""
+import ctypes
+ctypes.CDLL({str(tmp_path / "libmlx.so")!r})
+cpu.setup()
+maps = [line.split() for line in open("/proc/self/maps")]
+slot = blas._slots["cblas_sgemm"]
+[where] = [m[-1] for m in maps if int(m[0].split("-")[0], 16) <= slot < int(m[0].split("-")[1], 16)]
+print(where, len([m for m in maps if m[-1].endswith("libmlx.so")]) > 5, cpu.blas_name() is not None)
+"""
+    assert fresh(code) == (f"{own} True True\n", "")
+
+
+@linux
+def test_a_library_that_cannot_be_told_apart_is_left_alone():
+    out, err = fresh("blas.mx.__file__ = '/elsewhere/core.so'; import ctypes, shutil, tempfile, glob, mlx\n"
+        "from pathlib import Path; d = tempfile.TemporaryDirectory()\n"
+        "shutil.copy(Path(list(mlx.__path__)[0]) / 'lib' / 'libmlx.so', d.name)\n"
+        "ctypes.CDLL(d.name + '/libmlx.so'); cpu.setup(); print(cpu.blas_name())")  # fmt: skip
+    assert out == "None\n" and err.count("\n") == 1 and "2 libraries are called libmlx.so" in err
+
+
+@linux
+def test_without_a_compiler(tmp_path):
+    """No g++, and none of its earlier work in the temporary folder: MLX runs the operations one by one."""
+    out, err = fresh(
+        "x = mx.linspace(-80, 80, 101); print((mx.abs(cpu.exp(x) / mx.exp(x) - 1).max() < 1e-5).item(),"
+        "mx.abs(cpu.softmax(x) - mx.softmax(x)).max().item() < 1e-6)",
+        PATH="/nowhere",
+        TMPDIR=str(tmp_path),
+    )
+    assert (out, err) == ("True True\n", "")
+
+
+def test_the_table_names_what_this_room_makes_quick(monkeypatch, capsys):
+    from kleinlite.cpu import __main__ as table
+
+    monkeypatch.setattr(table, "time_ratio", lambda own, theirs, *args, **_: 1.0)
+    monkeypatch.setattr(table.mx, "eval", lambda *_: None)
+    table.benchmark()
+    said = capsys.readouterr().out
+    names = ("exp", "sigmoid", "softmax", "silu", "attention", "affine", "convolution", "upsampled", "4 bits")
+    assert all(name in said for name in names)
+
+
+@pytest.mark.parametrize(("running", "threads"), [(1, 4), (3, 2), (4, 1), (9, 1)])
+def test_products_of_a_small_model_leave_busy_cores_alone(running, threads, monkeypatch):
+    counts = [4]
+    monkeypatch.setattr(blas, "_blas", blas.Candidate("a library", "", ""))
+    monkeypatch.setattr(blas, "_threads", lambda candidate, count=1: (counts[-1], counts.append(count))[0])
+    monkeypatch.setattr(blas.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(blas.Path, "read_text", lambda *_: f"0.5 0.6 0.7 {running}/123 4567\n")
+    with cpu.idle_cores_only():
+        assert counts[-1] == threads
+    assert counts[-1] == 4
+    with contextlib.suppress(KeyboardInterrupt), cpu.idle_cores_only():
+        raise KeyboardInterrupt
+    assert counts[-1] == 4
+
+
+def test_cores_are_counted():
+    if cpu.FAST:
+        assert -10_000 < blas.count_idle_cores() <= os.cpu_count()

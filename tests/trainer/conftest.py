@@ -1,0 +1,34 @@
+"""What the tests of the trainer share: a folder of crosses, and a training that has not begun."""
+
+import pytest
+from trainings import QUICK
+
+from kleinlite.nano.loras import cross
+from kleinlite.pipeline import Klein
+from kleinlite.trainer import lora as trainer_module
+from kleinlite.trainer.folder import read_folder
+from kleinlite.trainer.lora import LoraTrainer
+
+
+@pytest.fixture(autouse=True)
+def quick_samples(monkeypatch):
+    monkeypatch.setattr(trainer_module, "SAMPLES", 1)
+    monkeypatch.setattr(trainer_module, "SAMPLE_STEPS", 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Six crosses with captions."""
+    folder = tmp_path / "crosses"
+    folder.mkdir()
+    for seed in range(6):
+        picture, caption = cross(seed)
+        picture.save(folder / f"{seed}.png")
+        (folder / f"{seed}.txt").write_text(f"{caption}\n")
+    return folder
+
+
+@pytest.fixture
+def trainer(folder, tmp_path) -> LoraTrainer:
+    """One that has not begun."""
+    return LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x.safetensors", QUICK)

@@ -1,0 +1,43 @@
+"""`kleinlite train-lora`."""
+
+import pytest
+from safetensors import safe_open
+
+from kleinlite.cli import main
+
+
+def test_the_command(folder, tmp_path, capsys):
+    out = tmp_path / "x.safetensors"
+    options = ["--model", "nano-base", "--rank", "2", "--steps", "2", "--every", "2", "--accumulate", "1"]
+    assert main(["train-lora", str(folder), *options, "-o", str(out), "--layout", "comfy"]) == 0
+    told = capsys.readouterr().out
+    assert "6 pictures of 96x96. Memory: features" in told and f"{out}: " in told
+    with safe_open(out, framework="np") as file:
+        assert all(name.startswith("diffusion_model.") for name in file.keys())  # noqa: SIM118, it is no dictionary
+
+
+def test_the_command_plans_a_model_that_is_not_here(folder, tmp_path, capsys):
+    options = ["--model", "base-4b", "--quantize", "4", "--size", "512x512", "--plan", "--offline"]
+    assert main(["train-lora", str(folder), *options, "-o", str(tmp_path / "x.safetensors")]) == 0
+    assert "GB" in capsys.readouterr().out and not (tmp_path / "x.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (["-o", "x.png"], "ends in .safetensors"),
+        (["-o", "none/x.safetensors"], "does not exist"),
+        (["-o", "x.safetensors", "--model", "4b"], "train on base-4b, and use the adapter on 4b"),
+        (["-o", "x.safetensors", "--model", "9b-kv"], "train on base-9b, and use the adapter on 9b-kv"),
+        (["-o", "x.safetensors", "--model", "nano"], "train on nano-base, and use the adapter on nano"),
+        (["-o", "x.safetensors", "--model", "z-image-turbo"], "take base-4b or base-9b"),
+        (["-o", "x.safetensors", "--rank", "0"], "rank counts from 1"),
+        (["-o", "x.safetensors", "--rate", "2"], "learning rate"),
+        (["-o", "x.safetensors", "--quantize", "7"], "quantize is one of"),
+    ],
+)
+def test_the_command_refuses(folder, tmp_path, monkeypatch, capsys, options, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train-lora", str(folder), *options]) == 2
+    assert sentence in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["crosses"]

@@ -1,0 +1,118 @@
+"""A folder of pictures and captions: what is read, and what gets a sentence."""
+
+import pytest
+from PIL import Image
+
+from kleinlite.nano.loras import cross
+from kleinlite.trainer.folder import read_folder
+
+
+def test_a_folder_is_read_in_order(folder):
+    examples = read_folder(folder)
+    assert [e.name for e in examples] == list("012345")
+    assert [e.caption for e in examples] == [cross(seed)[1] for seed in range(6)]
+    assert all(e.picture.size == (96, 96) and e.references == () for e in examples)
+    assert {e.picture.size for e in read_folder(folder, (64, 80))} == {(64, 80)}
+
+
+@pytest.mark.parametrize("size", [None, (64, 64)])
+def test_what_is_transparent_is_white_and_16_bits_are_scaled(folder, size):
+    """As for a reference picture: an adapter learns what a call would see."""
+    Image.new("RGBA", (96, 96), (0, 0, 0, 0)).save(folder / "0.png")
+    Image.new("I;16", (96, 96), 128 * 257).save(folder / "1.png")
+    clear, grey, *_ = read_folder(folder, size)
+    assert clear.picture.getpixel((5, 5)) == (255, 255, 255) and grey.picture.getpixel((5, 5)) == (128, 128, 128)
+
+
+def test_references_belong_to_their_picture(folder):
+    for seed in range(6):
+        for suffix in ("_ref1", "_ref2"):
+            Image.new("RGB", (64, 96), (seed, 0, 0)).save(folder / f"{seed}{suffix}.png")
+    assert [[r.getpixel((0, 0))[0] for r in e.references] for e in read_folder(folder)] == [[i, i] for i in range(6)]
+
+
+def break_it(folder, how):
+    if how == "no captions":
+        for path in folder.glob("*.txt"):
+            path.unlink()
+    elif how == "one picture":
+        for path in folder.glob("[1-5]*"):
+            path.unlink()
+    elif how == "nothing":
+        for path in folder.iterdir():
+            path.unlink()
+    elif how == "sizes":
+        Image.new("RGB", (64, 64)).save(folder / "3.png")
+    elif how == "damaged":
+        (folder / "3.png").write_bytes(b"\x89PNG\r\n")
+    elif how == "empty caption":
+        (folder / "3.txt").write_text(" \n")
+    elif how == "not text":
+        (folder / "3.txt").write_bytes(b"\xff\xfe\x00")
+    elif how == "tiny":
+        Image.new("RGB", (32, 32)).save(folder / "3.png")
+    elif how == "some references":
+        Image.new("RGB", (96, 96)).save(folder / "3_ref.png")
+    elif how == "a lonely reference":
+        Image.new("RGB", (96, 96)).save(folder / "9_ref.png")
+    elif how == "twice":
+        Image.new("RGB", (96, 96)).save(folder / "3.jpg")
+
+
+BAD = {
+    "no captions": "0.txt, .*1.txt, .*and 2 more missing: every picture needs a caption",
+    "one picture": "There is one picture in",
+    "nothing": "There is no picture in",
+    "sizes": r"differ in size \(5 of 96x96, 1 of 64x64\): scale and cut them with --size 96x96",
+    "damaged": "3.png cannot be read as a picture",
+    "empty caption": "3.txt is empty",
+    "not text": "3.txt is not UTF-8",
+    "tiny": "3.png: .*at least 64 pixels",
+    "some references": "3.png: most pictures here have 0 references",
+    "a lonely reference": "9_ref.png: what it is a reference for is missing",
+    "twice": "3.jpg: there is another picture of that name",
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_bad_folder_gets_a_sentence(folder, how):
+    break_it(folder, how)
+    with pytest.raises(ValueError, match=BAD[how]) as error:
+        read_folder(folder)
+    assert str(error.value).endswith(".")
+
+
+def test_three_pictures_of_two_names(folder):
+    """a.m.png stands between a.jpg and a.png."""
+    for name in ("a.jpg", "a.m.png", "a.png"):
+        Image.new("RGB", (96, 96)).save(folder / name)
+    with pytest.raises(ValueError, match=r"a\.jpg: there is another picture of that name"):
+        read_folder(folder)
+
+
+def test_a_caption_as_windows_saves_it(folder):
+    (folder / "0.txt").write_text("a red cross", encoding="utf-8-sig")
+    assert read_folder(folder)[0].caption == "a red cross"
+
+
+@pytest.mark.parametrize(
+    "size, sentence",
+    [
+        ((999999999999, 96), "999999999999x96 are too large to learn from: take at most 1024x1024 pixels"),
+        ((1040, 1024), "too large"),
+        ((100, 96), "The width must be a multiple of 16 pixels, 100 is not: try 96"),
+        ((96, 0), "The height must be a multiple of 16 pixels, 0 is not: try 16"),
+    ],
+)
+def test_a_size_that_pictures_cannot_get(folder, size, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        read_folder(folder, size)
+
+
+def test_the_largest_size(folder):
+    assert {e.picture.size for e in read_folder(folder, (1024, 1024))} == {(1024, 1024)}
+
+
+def test_what_is_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="is no folder"):
+        read_folder(tmp_path / "none")
