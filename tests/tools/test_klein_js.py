@@ -305,12 +305,12 @@ def test_too_little_memory_says_which_size_fits(opened):
     """And that size does fit. While weights are read no size helps."""
     found = opened().evaluate(FILL, 640)
     fits = found["fits"]
-    assert found["message"].endswith(f"too little memory for a picture of this size: {fits} × {fits} would fit.")
+    assert found["message"] == f"Too little memory: {fits} × {fits} would fit."
     assert fits >= 96 and found["small"] == fits and found["large"] == 0
     page = opened()
     page.evaluate("() => { klein.memory.grow = () => { throw new RangeError('no more'); }; }")
     loading = page.evaluate("klein.loadBase().then(() => klein.loadEncoder()).catch((error) => error.message)")
-    assert loading == "This browser has too little memory: close other pages, or take another one."
+    assert loading == "Too little memory: close other pages."
 
 
 def test_token_ids(page, models):

@@ -143,14 +143,12 @@ export function ropeTable(ids, axes, theta) {
 // ---------------------------------------------------------------- memory, and the products in it
 
 const FULL = new RangeError("The memory is full"), PAGE = 16384; // numbers in a page of WebAssembly's memory
-const PER_PIXEL = 330; // numbers that the decoder takes at most
 const up4 = (n) => (n + 3) & ~3; // the kernel takes four numbers at a time
 
 class Arrays {
   /** kernel: the bytes of gemm.wasm. Without them, or where they cannot run, plain JavaScript computes. */
   constructor(kernel) {
-    this.top = PAGE; // below: the kernel's stack
-    this.kept = Infinity; // the end of the weights, once they are here
+    this.top = PAGE; this.kept = Infinity; // below: the kernel's stack; the end of the weights, once they are here
     this.W = new Map(); // weights: name → {at, out, inn}
     this.wasm = Boolean(kernel) && typeof WebAssembly === "object" && WebAssembly.validate(kernel);
     if (!this.wasm) { this.M = new Float32Array(64 * PAGE); return; }
@@ -173,11 +171,10 @@ class Arrays {
   }
 
   grow() {
-    const before = this.M;
+    // the decoder takes at most 330 numbers a pixel
+    const before = this.M, room = Math.max(before.length - this.kept, 0) / 330, side = Math.sqrt(room) & ~15;
     try { if (this.wasm) this.memory.grow(before.length / PAGE / 2); } catch {
-      const side = 16 * Math.floor(Math.sqrt(Math.max(before.length - this.kept, 0) / PER_PIXEL) / 16);
-      throw new RangeError(side === 0 ? "This browser has too little memory: close other pages, or take another one." :
-        `This browser has too little memory for a picture of this size: ${side} × ${side} would fit.`);
+      throw new RangeError(`Too little memory: ${side ? `${side} × ${side} would fit` : "close other pages"}.`);
     }
     this.M = this.wasm ? new Float32Array(this.memory.buffer) : new Float32Array(1.5 * before.length);
     if (!this.wasm) this.M.set(before);
@@ -348,18 +345,16 @@ export class Klein extends Arrays {
   }
 
   /** Reads a part's config and those of its files that hold a tensor that is wanted. */
-  async load(part, wanted = () => true, stem = "diffusion_pytorch_model") {
+  async load(part, wanted = () => true, stem = "diffusion_pytorch_model") { this.kept = Infinity; // no size helps here
     const [config, index] = await Promise.all(["config.json", `${stem}.safetensors.index.json`]
       .map((name) => this.json(`${part}/${name}`)));
     const files = new Set(Object.entries(index.weight_map).filter(([name]) => wanted(name)).map(([, file]) => file));
-    this.kept = Infinity;
     for (const bytes of await Promise.all([...files].map((file) => this.read(`${part}/${file}`))))
       for (const [name, tensor] of readSafetensors(bytes)) {
         while (this.top + up4(4 * tensor.values.length) > this.M.length) this.grow();
         if (!this.W.has(`${part}/${name}`)) this.place(`${part}/${name}`, tensor);
       }
-    this.config[part] = config;
-    this.kept = this.top;
+    this.config[part] = config; this.kept = this.top;
   }
 
   /** What editing takes: the half of the autoencoder that reads pictures. */
