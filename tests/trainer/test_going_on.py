@@ -12,18 +12,11 @@ from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.lora_files import describe_adapter, open_adapter
 from kleinlite.nano.loras import cross
 from kleinlite.pipeline import Klein
-from kleinlite.trainer import lora as trainer_module
 from kleinlite.trainer.folder import read_folder
 from kleinlite.trainer.lora import LoraTrainer
 from kleinlite.trainer.settings import MOST, Settings
 
 QUICK = Settings(rank=1, steps=4, rate=1e-3, accumulate=1, every=2, held_out=0.3)
-
-
-@pytest.fixture(autouse=True)
-def quick_samples(monkeypatch):
-    monkeypatch.setattr(trainer_module, "SAMPLES", 1)
-    monkeypatch.setattr(trainer_module, "SAMPLE_STEPS", 1)
 
 
 @pytest.fixture
