@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from html import escape
@@ -267,6 +268,8 @@ class LoadedModel:
 
     def offload_if_needed(self, request: Request) -> None:
         """Release the transformer after the last step, if the decoder or the next prompt needs its place."""
+        if sys.is_finalizing():  # a stream that was left open ends with the process, where MLX has ended already
+            return
         if not all_parts_fit(self.plan_memory(request), self.held_bytes()):
             self.release("transformer")
 

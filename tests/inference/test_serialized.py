@@ -35,6 +35,12 @@ def test_the_callers_random_numbers_are_their_own():
     assert mx.random.normal((4,)).tolist() == expected
 
 
+def test_a_stream_that_was_left_open_ends_with_the_process():
+    """Its end comes after MLX's: what it computed there ended the process with a fault."""
+    code = START + "stream = klein.stream('a red circle', seed=1, **wish)\nnext(stream).preview()\n"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 # Each tells which pictures it made, by seed.
 USES = {
     "ten threads that draw": """
