@@ -9,8 +9,9 @@ import itertools
 import math
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
@@ -365,6 +366,10 @@ class Canvas:
     def disc(self, x: float, y: float, r: float, colour: Colour) -> None:
         self.polygon(shape_corners("circle", x, y, r), colour)
 
+    def shrunk(self, size: int) -> Image.Image:
+        """The picture as it was asked for, without steps along its edges."""
+        return self.image.resize((size, size), Image.Resampling.BOX)
+
 
 def mix_colours(a: Colour, b: Colour, share: float) -> Colour:
     """Red, green and blue of `a` with this share of `b` in it."""
@@ -372,21 +377,46 @@ def mix_colours(a: Colour, b: Colour, share: float) -> Colour:
     return red, green, blue
 
 
-def _draw_shapes(canvas: Canvas, scene: Scene, rng: random.Random | Still) -> None:
-    ground = BACKGROUNDS[scene.background]
-    canvas.box(0, 0, 1, 1, ground)
+class Spot(NamedTuple):
+    """Where a shape stands: its middle, to the right and down, and its radius, in fractions of the side."""
+
+    x: float
+    y: float
+    r: float
+
+
+def shape_spots(scene: Scene) -> list[Spot]:
+    """Where the shapes of a scene stand, a little moved by its jitter, and how large they are."""
+    rng = _jitter(scene)
     centres = CENTRES
     large = 0.19
     if len(scene.things) == 3:  # a row
         centres = CENTRES | {"left": (0.2, 0.5), "right": (0.8, 0.5)}
         large = 0.115
+    found = []
     for thing in scene.things:
         x, y = (c + rng.uniform(-0.025, 0.025) for c in centres[thing.place])
         r = (0.3 if scene.things == (thing,) and thing.place == "centre" else large) * rng.uniform(0.94, 1.06)
-        canvas.polygon(
-            shape_corners(thing.kind, x + 0.02, y + 0.025, r), mix_colours(ground, (60, 60, 80), 0.3)
-        )  # the shadow
+        found.append(Spot(x, y, r))
+    return found
+
+
+def _jitter(scene: Scene) -> random.Random | Still:
+    """What moves the things of a scene, from the start."""
+    return Still() if scene.jitter is None else random.Random(scene.jitter)
+
+
+def draw_shapes(scene: Scene, spots: Sequence[Spot], size: int = 96, shadows: bool = True) -> Image.Image:
+    """Shapes on a flat background, each where its spot says, as an RGB picture of size × size pixels."""
+    canvas = Canvas(size)
+    ground = BACKGROUNDS[scene.background]
+    canvas.box(0, 0, 1, 1, ground)
+    for thing, (x, y, r) in zip(scene.things, spots):
+        if shadows:
+            shadow = mix_colours(ground, (60, 60, 80), 0.3)
+            canvas.polygon(shape_corners(thing.kind, x + 0.02, y + 0.025, r), shadow)
         canvas.polygon(shape_corners(thing.kind, x, y, r), COLOURS[thing.colour])
+    return canvas.shrunk(size)
 
 
 def _draw_house(canvas: Canvas, x: float, y: float, colour: Colour, dim: Callable[[Colour], Colour]) -> None:
@@ -448,7 +478,8 @@ def _draw_landscape(canvas: Canvas, scene: Scene, rng: random.Random | Still) ->
 
 def draw(scene: Scene, size: int = 96) -> Image.Image:
     """The scene as an RGB picture of size × size pixels."""
+    if not scene.is_landscape:
+        return draw_shapes(scene, shape_spots(scene), size)
     canvas = Canvas(size)
-    rng = Still() if scene.jitter is None else random.Random(scene.jitter)
-    (_draw_landscape if scene.is_landscape else _draw_shapes)(canvas, scene, rng)
-    return canvas.image.resize((size, size), Image.Resampling.BOX)
+    _draw_landscape(canvas, scene, _jitter(scene))
+    return canvas.shrunk(size)

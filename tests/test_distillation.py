@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 from small_nano import GRID, small_world  # noqa: F401, a fixture
 
-from kleinlite.distillation import distill_loss, guided_mean_velocity
-from kleinlite.sampling import classifier_free_guidance, schedule
+from kleinlite.distillation import distill_loss, guided_mean_velocity, own_path, redraw_loss
+from kleinlite.sampling import classifier_free_guidance, euler, schedule
 from kleinlite.text_encoder import tokenize
 from kleinlite.training import Batch, encode_batch
 
@@ -95,3 +95,21 @@ def test_mean_velocity_leads_where_two_steps_lead():
     )
     half = x - 0.2 * field(x, 0.9)
     assert mx.allclose(x - 0.4 * v, half - 0.2 * field(half, 0.7), atol=1e-5)
+
+
+def test_a_path_is_what_the_sampler_walks():
+    """And a drawing that lies straight ahead of it has nothing to teach."""
+    field = lambda x, t, *_: t * x + 1
+    net = Net(lambda img, txt, t: field(img, t))
+    noise = mx.random.normal((2, 36, 3), key=mx.random.key(0))
+    batch = Batch(noise, mx.zeros((2, 1, 1)), None, mx.zeros((2, 5, 3)))  # references are no part of it
+    path = own_path(net, noise, batch)
+    assert len(path) == 5 and path[0] is noise
+    *_, last = euler(field, noise, schedule(4, 36))
+    assert mx.allclose(path[-1], last.latents, atol=1e-5)
+    for segment, x in enumerate(path[:-1]):
+        t = schedule(4, 36)[segment]
+        ahead = batch._replace(clean=x - t * field(x, t))
+        assert redraw_loss(net, x, ahead, segment).item() < 1e-8
+        beside = batch._replace(clean=ahead.clean + t)
+        assert redraw_loss(net, x, beside, segment).item() == pytest.approx(1.0, abs=1e-4)

@@ -379,6 +379,9 @@ HOLES: dict[str, dict[str, Trial]] = {
         "text_encoder_loss": lambda: training.text_encoder_loss(small_text_encoder(), *words()),
     },  # fmt: skip
     "distillation": {
+        "guided_velocity": lambda: distillation.guided_velocity(
+            small_transformer(), normal(2, 4, 128, seed=7), small_batch(), normal(1, 5, 72, seed=8), 0.9, 3.0
+        ),
         "guided_mean_velocity": lambda: distillation.guided_mean_velocity(
             small_transformer(), normal(2, 4, 128, seed=7), small_batch(), normal(1, 5, 72, seed=8), 0.9, 0.5, 3.0
         ),
@@ -390,6 +393,10 @@ HOLES: dict[str, dict[str, Trial]] = {
             mx.array([3.0, 1.5]),
             1,
             mx.random.key(0),
+        ),
+        "own_path": lambda: distillation.own_path(small_transformer(), normal(2, 4, 128, seed=7), small_batch()),
+        "redraw_loss": lambda: distillation.redraw_loss(
+            small_transformer(), normal(2, 4, 128, seed=7), small_batch(), 3
         ),
     },  # fmt: skip
     "measuring": {

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
-from ..distillation import distill_loss
+from ..distillation import distill_loss, redraw_loss
 from ..errors import Parser, UserError, run_command
 from ..files import replace_file
 from ..inference.machines import own_temporary_folder
@@ -41,6 +41,7 @@ from ..trainer.run import (
     load_average,
     lock_folder,
     read_arrays,
+    read_step,
     train_with_progress,
     write_arrays,
 )
@@ -67,6 +68,7 @@ from .data import (
     train_tokenizer,
 )
 from .evaluate import contact_sheet
+from .redraw import Redrawn, draw_round
 from .stages import ABOUT, STAGES, STEPS, add_arguments
 
 GRID = (6, 6)
@@ -76,7 +78,8 @@ LAST = ("linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaL
 READS = {  # what a stage needs from the ones before
     "autoencoder": (), "text_encoder": (), "transformer": ("autoencoder", "text_encoder"),
     "distill": ("autoencoder", "text_encoder", "transformer"),
-    "export": ("autoencoder", "text_encoder", "transformer", "distill"),
+    "redraw": ("autoencoder", "text_encoder", "transformer", "distill"),
+    "export": ("autoencoder", "text_encoder", "transformer", "redraw"),
 }  # fmt: skip
 MOST_STEPS = 1_000_000
 SAMPLES = (
@@ -103,6 +106,8 @@ class RecipeConfig:
     pictures: int = 22_000
     edits: int = 8_000
     families: int = 600
+    own_pictures: int = 1500  # of a round of redraw
+    rounds: int = 3
     batch: int = 32
     every: int = 200  # steps between two looks
     statistics: int = 512  # scenes whose latents are measured
@@ -146,7 +151,7 @@ class Recipe:
                 file.write(f"{name} {run.step}: {text}, {seconds:.2f} s per step\n")
             return text
 
-        train_with_progress(run, self.cfg.steps[name], loss, batches, write_log, self.cfg.every)
+        train_with_progress(run, self.cfg.steps[name.partition("-")[0]], loss, batches, write_log, self.cfg.every)
 
     def load(self, name: str, module: nn.Module) -> Any:
         """A part as an earlier stage left it, frozen."""
@@ -267,10 +272,62 @@ class Recipe:
         report = lambda: self.draw_samples("distill", distilled=True)
         self.train("distill", student, optimizer, loss, self.curriculum().student_batch, report, decay=0.99)
 
+    def redraw(self) -> None:
+        """Rounds of the student's own pictures, drawn again; every third step is one of distillation, as before."""
+        steps = self.cfg.steps["redraw"]
+        before = "distill"
+        for number in range(self.cfg.rounds):
+            name = "redraw" if number + 1 == self.cfg.rounds else f"redraw-{number + 1}"
+            if read_step(self.file(name)) < steps:
+                self.redraw_round(number, before, name)
+            before = name
+
+    def redraw_round(self, number: int, before: str, name: str) -> None:
+        """From the weights of the stage `before` to those of `name`."""
+        steps = self.cfg.steps["redraw"]
+        text_encoder = self.load_text_encoder()
+        teacher = self.load("transformer", Transformer(self.cfg.transformer))
+        student = self.load(before, Transformer(self.cfg.transformer))
+        own = self.own_drawings(number, student)
+        student.unfreeze()
+        empty = text_encoder(*tokenize(self.load_tokenizer(), [""], self.cfg.text_encoder.max_length))
+        curriculum = self.curriculum()
+
+        def batches(step: int) -> tuple[Any, ...]:
+            place = number * steps + step
+            if step % 3 == 2:
+                return "teacher", *curriculum.student_batch(place)
+            return "own", *own.batch(place, self.cfg.batch)
+
+        def loss(model: Transformer, kind: str, *lesson: Any) -> mx.array:
+            if kind == "own":
+                x, target, ids, mask, segment = lesson
+                batch = encode_batch(model, text_encoder, GRID, target, target[:, :0], ids, mask)
+                return redraw_loss(model, x, batch, segment)
+            *arrays, key, guidance, segment = lesson
+            batch = encode_batch(teacher, text_encoder, GRID, *arrays)
+            return distill_loss(model, teacher, batch, empty, guidance, segment, key)
+
+        optimizer = flow_optimizer(steps, rate=0.1)
+        report = lambda: self.draw_samples(name, distilled=True)
+        self.train(name, student, optimizer, loss, batches, report, decay=0.99)
+
+    def own_drawings(self, number: int, student: Transformer) -> Redrawn:
+        """What round `number` learns from, drawn at its beginning."""
+        path = self.file(f"drawings-{number + 1}")
+        if is_rank_zero() and not path.exists():
+            own = draw_round(
+                number, self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
+                self.load_tokenizer(), GRID, lambda rows: tqdm(rows, desc="drawing again"),
+            )  # fmt: skip
+            write_arrays(path, own._asdict())
+        copy_from_rank_zero(path)
+        return Redrawn(**read_arrays(path)[0])
+
     def export(self) -> None:
         """Write `nano` (distilled) and inside it `base`, ready to be bundled."""
         out = self.folder / "nano"
-        student = self.load("distill", Transformer(self.cfg.transformer))
+        student = self.load("redraw", Transformer(self.cfg.transformer))
         base = self.load("transformer", Transformer(self.cfg.transformer))
         self.save(out, student, distilled=True)
         if is_rank_zero():

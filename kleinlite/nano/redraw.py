@@ -1,0 +1,185 @@
+"""nano looks at its own pictures, draws them again, and learns to have meant that.
+
+A distilled student has never seen where its own steps lead. A round shows it: it draws fresh captions, a ruler (the
+centroid and the area of each outline) says which scene every picture nearly is, that scene is drawn, and from its own
+noisy latents the student shall lead to the drawing. What comes out too far from any drawing teaches nothing.
+
+Its noise decides where a thing stands, so no target is a blur of places. But a net that learns from itself narrows:
+what it guesses is the mean of what it saw. So targets stand further from the mean than the pictures did (`WIDER`).
+
+Rejection sampling and expert iteration in the small: Anthony et al. 2017, arXiv 1705.08439; Zelikman et al. 2022,
+arXiv 2203.14465. On its own path: Liu et al. 2022, arXiv 2209.03003 (reflow). How models that learn from themselves
+narrow: Shumailov et al. 2024, doi 10.1038/s41586-024-07566-y.
+
+b pictures · n image tokens · m text tokens
+"""
+
+import itertools
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from PIL import Image
+from tokenizers import Tokenizer
+
+from ..autoencoder import Autoencoder
+from ..distillation import own_path
+from ..errors import UserError
+from ..pipeline import to_images
+from ..scenes import (
+    BACKGROUNDS,
+    Scene,
+    Spot,
+    Thing,
+    captions,
+    draw_shapes,
+    held_out,
+    sample,
+    sample_one,
+    shape_corners,
+)
+from ..text_encoder import TextEncoder, tokenize
+from ..training import encode_batch
+from ..transformer import Transformer
+from .curriculum import allowed_scenes
+from .evaluate import detected, place_of, requested
+from .shapes import UNCLEAR, background_of, cut_out, overlaps, pixels
+
+FIRST = 50_000_000  # scenes from this seed on, so many for each round
+PER_ROUND = 100_000
+LEARNED = (2, 3)  # the steps that learn: before them noise has decided where a thing stands
+TURNS = (1, 1, 0, 1)  # by turns, of those
+FARTHEST = 16.0  # levels, root mean square, between a picture and its drawing
+WIDER = Spot(1.5, 1.5, 1.6)  # how much further from the mean of its place a target stands
+BATCH = 32
+
+
+class Redrawn(NamedTuple):
+    """What a round learns from."""
+
+    x: mx.array  # latents at the start of the steps that learn, (pictures, steps, n, 128)
+    target: mx.array  # latents of the drawings, (pictures, n, 128)
+    ids: mx.array  # tokens of the captions, (pictures, m)
+    mask: mx.array  # (pictures, m)
+
+    def batch(self, step: int, pictures: int) -> tuple[mx.array, mx.array, mx.array, mx.array, int]:
+        """Some pictures' latents before a step, their drawings, tokens and masks; and which of the steps it is."""
+        turn = TURNS[step % len(TURNS)]
+        found = len(self.target)
+        rows = mx.array(random.Random(step).sample(range(found), min(found, pictures)))
+        return self.x[rows, turn], self.target[rows], self.ids[rows], self.mask[rows], LEARNED[turn]
+
+
+def fresh_captions(number: int) -> Iterator[tuple[Scene, str]]:
+    """Captions of one and two shapes for round `number`, single ones by turns; nothing held out."""
+    first = FIRST + number * PER_ROUND
+    pairs = filter(lambda scene: not scene.is_landscape, allowed_scenes(sample, first))
+    ones = allowed_scenes(sample_one, first)
+    rng = random.Random(first)
+    for scene in itertools.chain.from_iterable(zip(ones, pairs)):
+        said = [text for text in captions(scene) if not held_out(text) and names_colours(scene, text)]
+        if said:
+            yield scene, rng.choice(said)
+
+
+def names_colours(scene: Scene, caption: str) -> bool:
+    """Whether a caption says the colour of everything: what it leaves open, nano sometimes leaves undecided."""
+    return all(f" {thing.colour} {thing.kind}" in f" {caption}" for thing in scene.things)
+
+
+def measure_shape(kind: str, mask: Image.Image) -> Spot:
+    """Middle and radius of the shape of this kind that has the mask's centroid and area. The shoelace formula."""
+    corners = np.array(shape_corners(kind, 0.0, 0.0, 1.0))
+    after = np.roll(corners, -1, axis=0)
+    cross = corners[:, 0] * after[:, 1] - after[:, 0] * corners[:, 1]
+    x, y = ((corners + after) * cross[:, None]).sum(axis=0) / (3 * cross.sum())
+    rows, columns = np.nonzero(np.asarray(mask))
+    r = math.sqrt(len(rows) / abs(cross.sum() / 2)) / mask.width
+    return Spot((columns.mean() + 0.5) / mask.width - x * r, (rows.mean() + 0.5) / mask.height - y * r, r)
+
+
+def nearest_scene(picture: Image.Image) -> tuple[Scene, list[Spot]] | None:
+    """The shapes that a picture shows, and where they stand; None if one of them is no shape."""
+    found = []
+    for colour, mask in cut_out(picture):
+        by_kind = overlaps(mask)
+        kind = max(by_kind, key=by_kind.__getitem__)
+        if by_kind[kind] < UNCLEAR:
+            return None
+        spot = measure_shape(kind, mask)
+        found.append((Thing(kind, colour, place_of(spot[:2])), spot))
+    found.sort(key=lambda pair: (pair[0].place not in ("top", "left"), pair[0].place != "centre"))
+    ground = np.asarray(background_of(pixels(picture)))
+    paper = min(BACKGROUNDS, key=lambda name: float(((np.array(BACKGROUNDS[name]) - ground) ** 2).sum()))
+    return Scene(tuple(thing for thing, _ in found), background=paper), [spot for _, spot in found]
+
+
+def difference(a: Image.Image, b: Image.Image) -> float:
+    """Root mean square in levels of 255."""
+    apart = np.asarray(a, dtype=np.float32) - np.asarray(b, dtype=np.float32)
+    return float(np.sqrt((apart**2).mean()))
+
+
+def accepted(picture: Image.Image, scene: Scene, caption: str) -> tuple[Scene, list[Spot]] | None:
+    """What the picture shows, if it is what the caption asks for and looks like a drawing; else None."""
+    seen = nearest_scene(picture)
+    if seen is None or not all(detected(seen[0], scene, requested(scene, caption)).values()):
+        return None
+    return seen if difference(picture, draw_shapes(*seen, picture.width)) < FARTHEST else None
+
+
+def widened(seen: Sequence[tuple[Scene, list[Spot]]]) -> list[list[Spot]]:
+    """The spots, further from the mean of those of the same kind and place in as many shapes."""
+    groups: defaultdict[tuple[str, str, int], list[Spot]] = defaultdict(list)
+    key = lambda scene, thing: (thing.kind, thing.place, len(scene.things))
+    for scene, spots in seen:
+        for thing, spot in zip(scene.things, spots):
+            groups[key(scene, thing)].append(spot)
+    means = {name: [statistics.fmean(column) for column in zip(*spots)] for name, spots in groups.items()}
+    return [
+        [Spot(*(mean + wider * (own - mean) for own, mean, wider in zip(spot, means[key(scene, thing)], WIDER)))
+         for thing, spot in zip(scene.things, spots)]
+        for scene, spots in seen
+    ]  # fmt: skip
+
+
+def draw_round(
+    number: int, pictures: int, student: Transformer, text_encoder: TextEncoder, autoencoder: Autoencoder,
+    tokenizer: Tokenizer, grid: tuple[int, int], progress: Callable[[Iterable], Iterable] = iter,
+) -> Redrawn:  # fmt: skip
+    """Draw `pictures` fresh captions, draw what came out again, and keep what both agree on."""
+    cases = list(itertools.islice(fresh_captions(number), pictures))
+    kept: list[tuple[mx.array, mx.array, mx.array]] = []
+    seen: list[tuple[Scene, list[Spot]]] = []
+    for i in progress(range(0, len(cases), BATCH)):
+        some = cases[i : i + BATCH]
+        ids, mask = tokenize(tokenizer, [caption for _, caption in some], text_encoder.cfg.max_length)
+        noise = mx.random.normal((len(some), grid[0] * grid[1], 128), key=mx.random.key(FIRST + number * PER_ROUND + i))
+        path = own_path(student, noise, encode_batch(student, text_encoder, grid, noise, noise[:, :0], ids, mask))
+        before = mx.stack([path[segment] for segment in LEARNED], axis=1)
+        for j, picture in enumerate(to_images(autoencoder.decode(path[-1].reshape(-1, *grid, 128)))):
+            found = accepted(picture, *some[j])
+            if found:
+                seen.append(found)
+                kept.append((before[j], ids[j], mask[j]))
+        mx.eval(kept)
+    if not kept:
+        raise UserError(f"None of {pictures} pictures came near a drawing: train the stages before for longer.")
+    x, ids, mask = (mx.stack(list(column)) for column in zip(*kept))
+    drawings = [draw_shapes(scene, spots, 16 * grid[0]) for (scene, _), spots in zip(seen, widened(seen))]
+    return Redrawn(x, encode_drawings(autoencoder, drawings), ids, mask)
+
+
+def encode_drawings(autoencoder: Autoencoder, drawings: list[Image.Image]) -> mx.array:
+    """Their latents, (pictures, n, 128)."""
+    rows = []
+    for i in range(0, len(drawings), BATCH):
+        x = mx.array(np.stack([np.asarray(drawing) for drawing in drawings[i : i + BATCH]])) / 127.5 - 1
+        rows.append(autoencoder.encode(x).reshape(len(x), -1, 128))
+        mx.eval(rows[-1])
+    return mx.concatenate(rows)
