@@ -259,11 +259,11 @@ def contact_sheet(pictures: list[Image.Image]) -> Image.Image:
     return sheet
 
 
-def draw_all(klein: Klein, prompts: list[str], **settings: Any) -> list[Image.Image]:
-    """A picture of each prompt, with seeds 0, 1, …"""
-    rows = range(0, len(prompts), 20)
-    parts = [klein(prompts[i : i + 20], seed=list(range(len(prompts)))[i : i + 20], progress=False, **settings)
-             for i in tqdm(rows, desc="drawing", leave=False)]  # fmt: skip
+def draw_all(klein: Klein, prompts: list[str], seed: int = 0, **settings: Any) -> list[Image.Image]:
+    """A picture of each prompt, with the seeds from `seed` on."""
+    seeds = range(seed, seed + len(prompts))
+    parts = [klein(prompts[i : i + 20], seed=list(seeds[i : i + 20]), progress=False, **settings)
+             for i in tqdm(range(0, len(prompts), 20), desc="drawing", leave=False)]  # fmt: skip
     return [picture for part in parts for picture in part]
 
 

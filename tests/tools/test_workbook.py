@@ -9,7 +9,9 @@ import sys
 from functools import cache
 
 import mlx.core as mx
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from kleinlite.book import workbook as checks
 from kleinlite.book.holes import HOLES
@@ -315,6 +317,40 @@ def test_the_last_cell_draws_by_what_the_reader_wrote(module):
     exec(last, names)
     with pytest.raises(NotImplementedError, match=f"Your turn: {DRAWS[module]}"):
         exec(source, names)
+
+
+def run_notebook(notebook: dict) -> list[dict]:
+    """A notebook's code cells after a run from top to bottom that no error stops; what needs a network is left out."""
+    made = nbformat.reads(json.dumps(notebook), as_version=4)
+    made.cells = [cell for cell in made.cells if "nbval-skip" not in cell.metadata.get("tags", [])]
+    folder = {"metadata": {"path": str(workbook.ROOT / "notebooks")}}
+    NotebookClient(made, allow_errors=True, resources=folder).execute()
+    return [cell for cell in made.cells if cell.cell_type == "code"]
+
+
+def test_a_workbook_runs_from_top_to_bottom():
+    """Filled by a reader who is right about everything: all lights are green, and what the chapter shows appears.
+    As it was written: nothing but what stands on an empty body fails, and says whose turn it is."""
+    name, notebook = chapter_of("checkpoints")
+    made = workbook.make_workbook(notebook, name)
+    filled = json.loads(json.dumps(made))
+    right = {cell["id"]: cell["source"] for cell in notebook["cells"]}
+    for cell in filled["cells"]:
+        cell["source"] = right[cell["id"]] if workbook.WAITING in "".join(cell["source"]) else cell["source"]
+    cells = run_notebook(filled)
+    lights = [text for cell in cells if cell.source.startswith("check(") for text in said_by(cell)]
+    assert len(lights) == len(HOLES["checkpoints"]) and all("✓" in text for text in lights), lights
+    assert not [error.evalue for cell in cells for error in cell.outputs if error.output_type == "error"]
+    cells = run_notebook(made)
+    lights = [text for cell in cells if cell.source.startswith("check(") for text in said_by(cell)]
+    assert len(lights) == len(HOLES["checkpoints"]) and all("still empty" in text for text in lights), lights
+    errors = [error for cell in cells for error in cell.outputs if error.output_type == "error"]
+    assert errors[0].ename == "NotImplementedError" and errors[0].evalue.startswith(workbook.WAITING)
+
+
+def said_by(cell: dict) -> list[str]:
+    """The lines that a cell has printed."""
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream").splitlines()
 
 
 def test_signature_docstring_and_shapes_stay():
