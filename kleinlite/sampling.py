@@ -10,7 +10,7 @@ Sources: rectified flow: Liu et al. 2022, arXiv 2209.03003. Flow matching: Lipma
 Classifier-free guidance: Ho and Salimans 2022, arXiv 2207.12598. The constants of `empirical_mu`:
 compute_empirical_mu in the FLUX.2 authors' and diffusers' code.
 
-Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal c5c6c45c)
+Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal 0b08a8b4)
 """
 
 import math
@@ -56,7 +56,7 @@ def noised(clean: mx.array, eps: mx.array, t: float | mx.array) -> mx.array:
 
     Rectified flow, Liu et al. 2022, arXiv 2209.03003; flow matching, Lipman et al. 2022, arXiv 2210.02747.
     """
-    t = mx.array(t, dtype=mx.float32).reshape(-1, *[1] * (clean.ndim - 1))
+    t = mx.array(t, dtype=mx.float32).reshape(-1, *[1] * (clean.ndim - 1))  # (b, 1, …, 1)
     return ((1 - t) * clean + t * eps).astype(clean.dtype)
 
 

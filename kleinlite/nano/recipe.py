@@ -195,8 +195,9 @@ class Recipe:
         path = self.file("latents")
         autoencoder = self.load_autoencoder()
         if is_rank_zero():
-            newer = path.exists() and path.stat().st_mtime > self.file("autoencoder").stat().st_mtime
-            if not newer or len(read_arrays(path)[0]["latents"]) != len(lessons.scenes):
+            made = self.file("autoencoder")
+            stale = path.exists() and made.exists() and made.stat().st_mtime > path.stat().st_mtime
+            if not path.exists() or stale or len(read_arrays(path)[0]["latents"]) != len(lessons.scenes):
                 rows = encode_scenes(autoencoder, lessons.scenes, cfg.size, lambda i: tqdm(i, desc="encoding scenes"))
                 write_arrays(path, {"latents": rows})
         copy_from_rank_zero(path)
@@ -318,7 +319,7 @@ class Recipe:
         if is_rank_zero() and not path.exists():
             own = draw_round(
                 number, self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
-                self.load_tokenizer(), GRID, lambda rows: tqdm(rows, desc="drawing again"),
+                self.load_tokenizer(), GRID, progress=lambda rows: tqdm(rows, desc="drawing again"),
             )  # fmt: skip
             write_arrays(path, own._asdict())
         copy_from_rank_zero(path)

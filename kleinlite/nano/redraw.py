@@ -133,7 +133,7 @@ def accepted(picture: Image.Image, scene: Scene, caption: str) -> tuple[Scene, l
     return seen if difference(picture, draw_shapes(*seen, picture.width)) < FARTHEST else None
 
 
-def widened(seen: Sequence[tuple[Scene, list[Spot]]]) -> list[list[Spot]]:
+def widened(seen: Sequence[tuple[Scene, list[Spot]]], wider: Sequence[float] = WIDER) -> list[list[Spot]]:
     """The spots, further from the mean of those of the same kind and place in as many shapes."""
     groups: defaultdict[tuple[str, str, int], list[Spot]] = defaultdict(list)
     key = lambda scene, thing: (thing.kind, thing.place, len(scene.things))
@@ -142,7 +142,7 @@ def widened(seen: Sequence[tuple[Scene, list[Spot]]]) -> list[list[Spot]]:
             groups[key(scene, thing)].append(spot)
     means = {name: [statistics.fmean(column) for column in zip(*spots)] for name, spots in groups.items()}
     return [
-        [Spot(*(mean + wider * (own - mean) for own, mean, wider in zip(spot, means[key(scene, thing)], WIDER)))
+        [Spot(*(mean + wider * (own - mean) for own, mean, wider in zip(spot, means[key(scene, thing)], wider)))
          for thing, spot in zip(scene.things, spots)]
         for scene, spots in seen
     ]  # fmt: skip
@@ -150,9 +150,10 @@ def widened(seen: Sequence[tuple[Scene, list[Spot]]]) -> list[list[Spot]]:
 
 def draw_round(
     number: int, pictures: int, student: Transformer, text_encoder: TextEncoder, autoencoder: Autoencoder,
-    tokenizer: Tokenizer, grid: tuple[int, int], progress: Callable[[Iterable], Iterable] = iter,
+    tokenizer: Tokenizer, grid: tuple[int, int], wider: Sequence[float] = WIDER,
+    progress: Callable[[Iterable], Iterable] = iter,
 ) -> Redrawn:  # fmt: skip
-    """Draw `pictures` fresh captions, draw what came out again, and keep what both agree on."""
+    """Draw `pictures` fresh captions, draw what came out again, and keep what both agree on. wider: see `WIDER`."""
     cases = list(itertools.islice(fresh_captions(number), pictures))
     kept: list[tuple[mx.array, mx.array, mx.array]] = []
     seen: list[tuple[Scene, list[Spot]]] = []
@@ -171,7 +172,7 @@ def draw_round(
     if not kept:
         raise UserError(f"None of {pictures} pictures came near a drawing: train the stages before for longer.")
     x, ids, mask = (mx.stack(list(column)) for column in zip(*kept))
-    drawings = [draw_shapes(scene, spots, 16 * grid[0]) for (scene, _), spots in zip(seen, widened(seen))]
+    drawings = [draw_shapes(scene, spots, 16 * grid[0]) for (scene, _), spots in zip(seen, widened(seen, wider))]
     return Redrawn(x, encode_drawings(autoencoder, drawings), ids, mask)
 
 

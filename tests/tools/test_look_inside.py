@@ -469,7 +469,23 @@ class SilentHead(nn.Module):
         return self.block(*args)
 
 
-@pytest.mark.parametrize("cut", ["a block", "a head", "a word", "the place of two words", "all gates", "the clock"])
+class ShutGate(nn.Module):
+    """A double block with one of its gates at zero, in both streams: number 2 is the attention's, 5 the MLP's."""
+
+    def __init__(self, block, gate: int):
+        super().__init__()
+        self.block = block
+        self.gate = gate
+
+    def __call__(self, img, txt, img_mod, txt_mod, *others):
+        shut = lambda mod: [mx.zeros_like(v) if i == self.gate else v for i, v in enumerate(mod)]
+        return self.block(img, txt, shut(img_mod), shut(txt_mod), *others)
+
+
+CUTS = ["a block", "a head", "a gate", "a word", "the place of two words", "all gates", "the clock"]
+
+
+@pytest.mark.parametrize("cut", CUTS)
 def test_what_if(inside, cut, site_model):
     """Each part that the page takes away, taken away from the package's own network: the same picture."""
     klein = Klein.from_pretrained(site_model, keep_loaded=True)
@@ -482,6 +498,10 @@ def test_what_if(inside, cut, site_model):
         slide(inside, "block", 5)  # the third single block
         blocks = net.single_blocks
         blocks[2] = Skip() if cut == "a block" else SilentHead(blocks[2], 64)
+    if cut == "a gate":
+        slide(inside, "block", 2)  # the second double block
+        inside.click('.toggles >> text="feed-forward"')
+        net.double_blocks[1] = ShutGate(net.double_blocks[1], 5)
     if cut == "a word":
         inside.click(".columns .column >> nth=0 >> .chip >> text=red")
         txt = mx.where((mx.arange(32) == 4)[None, :, None], 0, txt)

@@ -20,6 +20,7 @@ const now = {
   column: 4,
   stream: "img",
   cut: "block",
+  gate: 2,
   mate: 4,
 };
 let painter,
@@ -143,6 +144,21 @@ const headSlider = (key, heads) =>
       refresh();
     },
     (v) => v || "mean of all",
+  );
+
+/** Which of a double block's two gates. */
+const gates = () =>
+  toggles(
+    "the gate of",
+    [
+      ["attention", 2],
+      ["feed-forward", 5],
+    ],
+    now.gate,
+    (v) => {
+      now.gate = v;
+      refresh();
+    },
   );
 
 /** The patch, by keyboard. */
@@ -576,6 +592,7 @@ const VIEWS = {
         [
           ["a block", "block"],
           ["a head", "head"],
+          ["a gate", "gate"],
           ["a word", "word"],
           ["the place of two words", "swap"],
           ["all gates", "gates"],
@@ -589,7 +606,7 @@ const VIEWS = {
           choose("without");
         },
       ),
-      ...(now.cut === "block" || now.cut === "head" ? [blockSlider(false)] : []),
+      ...(["block", "head", "gate"].includes(now.cut) ? [blockSlider(false)] : []),
       ...(now.cut === "head" ? [headSlider("head", runs[0].read.heads)] : []),
     ],
     show: (run) => {
@@ -601,6 +618,12 @@ const VIEWS = {
       const [cut, what] = {
         block: [{ block }, `without block “${block}”`],
         head: [{ block, head }, `head ${head + 1} of block “${block}” is silent`],
+        gate: block.startsWith("double")
+          ? [
+              { shut: { block, gate: now.gate } },
+              `the gate of the ${now.gate === 2 ? "attention" : "feed-forward part"} of block “${block}” is shut`,
+            ]
+          : [{ block }, `the one gate of block “${block}” is shut`],
         word: [{ token }, `deaf for ${word(token)}`],
         swap: [{ swap: [token, mate] }, `${word(token)} and ${word(mate)} in each other's place`],
         gates: [{ gates: true }, "every gate wide open, at 1"],
@@ -630,6 +653,7 @@ const VIEWS = {
           ),
         );
       return [
+        ...(now.cut === "gate" && block.startsWith("double") ? [gates()] : []),
         ...(now.cut === "word" ? [chips("token")] : []),
         ...(now.cut === "swap" ? [chips("token", "mate"), chips("mate", "token")] : []),
         make(

@@ -436,9 +436,9 @@ export class Klein extends Arrays {
   }); }
 
   /** x (n, d) += vector `gate` of mod · y */
-  gated(x, y, n, d, mod, gate) {
-    const M = this.M, open = this.cut?.gates && 1;
-    for (let i = 0; i < n * d; i++) M[x + i] += (open || mod[gate * d + i % d]) * M[y + i];
+  gated(x, y, n, d, mod, gate, block) {
+    const M = this.M, { gates, shut } = this.cut ?? {}, cut = shut?.gate === gate && shut.block === block ? 0 : gates;
+    for (let i = 0; i < n * d; i++) M[x + i] += (cut ?? mod[gate * d + i % d]) * M[y + i];
   }
 
   /** silu(first half) · second half: rows of 2·wide numbers, lx apart → rows of wide numbers, lt apart. */
@@ -453,8 +453,9 @@ export class Klein extends Arrays {
   /**
    * Velocity (n, c) of the first n image tokens: img (all, c) noisy latents and references, txt (m, …) features.
    * `this.cut`, if there is one, spoils it on purpose: a block is left out ({ block }), one of its heads is silent
-   * ({ block, head }), every gate is 1 ({ gates }), or the network believes in another noise level ({ clock }). `draw`
-   * gives it the words' features as a function leaves them ({ words }).
+   * ({ block, head }), every gate is 1 ({ gates }), one of a block is 0 ({ shut: { block, gate } }), or the network
+   * believes in another noise level ({ clock }). `draw` gives it the words' features as a function leaves them
+   * ({ words }).
    */
   velocity(part, img, txt, t, ids, n) { return this.within(() => {
     const config = this.config[part], { num_attention_heads: nh, attention_head_dim: hd, in_channels: c } = config;
@@ -476,7 +477,7 @@ export class Klein extends Arrays {
       return this.attend(q, k, v, s, nh, nh, hd, block);
     };
     for (let b = 0; b < config.num_layers; b++) {
-      this.top = scratch; if (skipped(`double ${b + 1}`)) continue;
+      const at = `double ${b + 1}`; this.top = scratch; if (skipped(at)) continue;
       const name = `${part}/transformer_blocks.${b}`, qkv = [0, 1, 2].map(() => this.take(s * d));
       for (const of of streams) { // each stream has its own matrices, and they meet in one attention
         const h = this.modulate(of.x, of.count, d, of.mod, 0, 1);
@@ -486,14 +487,14 @@ export class Klein extends Arrays {
           this.copy(qkv[i] + of.from, d, y, d, of.count, d);
         });
       }
-      const y = attend(...qkv, `double ${b + 1}`);
+      const y = attend(...qkv, at);
       for (const of of streams) {
-        this.gated(of.x, this.linear(y + of.from, of.count, `${name}.attn.${of.out}`), of.count, d, of.mod, 2);
+        this.gated(of.x, this.linear(y + of.from, of.count, `${name}.attn.${of.out}`), of.count, d, of.mod, 2, at);
         const up = this.linear(this.modulate(of.x, of.count, d, of.mod, 3, 4), of.count, `${name}.${of.mlp}.linear_in`);
         this.swiglu(up, of.count, 2 * wide, wide, up, wide);
-        this.gated(of.x, this.linear(up, of.count, `${name}.${of.mlp}.linear_out`), of.count, d, of.mod, 5);
+        this.gated(of.x, this.linear(up, of.count, `${name}.${of.mlp}.linear_out`), of.count, d, of.mod, 5, at);
       }
-      this.watch?.("state", `double ${b + 1}`, this.M.slice(x, x + s * d));
+      this.watch?.("state", at, this.M.slice(x, x + s * d));
     }
     for (let b = 0; b < config.num_single_layers; b++) {
       this.top = scratch; if (skipped(`single ${b + 1}`)) continue;
