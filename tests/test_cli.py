@@ -368,6 +368,27 @@ def test_models_lists_every_name(capsys):
     assert max(map(len, lines)) <= 110
 
 
+def test_readme_says_the_same_of_every_model(capsys):
+    """Memory, download and licence, to the rounding of the page."""
+    run("models")
+    rows = {
+        line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line and line.split()[0] in MODELS
+    }
+    page = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    said = {
+        name: line for line in page.splitlines() for name in re.findall(r"`([\w-]+)`", line) if line.startswith("| `")
+    }
+    assert MODELS.keys() <= said.keys()
+    for name, line in rows.items():
+        memory, download, licence = re.search(r" B +([\d./ ]+?) +([\d.]+) GB +(\S+)", line).groups()
+        first, *rest = (float(number) for number in memory.split(" / "))
+        cells = [cell.strip() for cell in said[name].split("|")[1:-1]]
+        numbers = [float(n) for n in re.findall(r"[\d.]*\d(?=,| GB)", cells[2].split(":")[0])]
+        assert numbers == pytest.approx([first, *rest], abs=0.05), name
+        assert abs(float(cells[3].split(" GB")[0]) - float(download)) <= 0.5, name
+        assert cells[4].startswith(licence), name
+
+
 def test_models_knows_what_was_downloaded(tiny, here, capsys, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here))
     repo = here / ("models--" + MODELS["9b"].repo.replace("/", "--"))
