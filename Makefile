@@ -34,7 +34,7 @@ has-prompt:
 setup: $(VENV)/.test$(BACKEND) ## install what reading, building and testing the book takes
 
 lab: $(VENV)/.book$(BACKEND) ## open the book in JupyterLab, at chapter 0 (ARGS="--no-browser --allow-root" goes to jupyter-lab)
-	cd notebooks && ../$(BIN)/jupyter-lab 00_idea.ipynb $$ARGS
+	cd notebooks && ../$(BIN)/jupyter-lab --ContentsManager.pre_save_hook=kleinlite.book.lab.keep_metadata 00_idea.ipynb $$ARGS
 
 test: check test-notebooks book ## all tests: the quick ones, every notebook from top to bottom, the site
 

@@ -277,3 +277,21 @@ def test_what_is_not_run_imports_what_there_is(block):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kleinlite"):
             module = importlib.import_module(node.module)
             assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+def test_readme_lines_have_types(tmp_path):
+    """Whoever types README's lines into a typed program meets no error, neither wrong nor true."""
+    lines = tmp_path / "readme.py"
+    lines.write_text("\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)))
+    assert "Klein.from_pretrained" in lines.read_text()
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        f"--cache-dir={tmp_path}",
+        str(lines),
+    ]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout

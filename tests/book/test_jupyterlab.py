@@ -24,6 +24,7 @@ from playwright.sync_api import Page, expect
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTER = "00_idea.ipynb"
+READ_ONLY = "mlx_in_ten_cells.ipynb"
 READY = """(async () => {
     const app = window.jupyterapp;
     await app.restored;
@@ -60,10 +61,18 @@ DRAW, STOP = ".kleinlite button[title='Draw']", ".kleinlite button[title='Stop']
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def folder(tmp_path_factory):
+    """Two notebooks, one to play with and one to read."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    for name in (CHAPTER, READ_ONLY):
+        shutil.copy(ROOT / "notebooks" / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, folder):
     """The address of a server of our own, with settings of its own."""
-    home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("notebooks")
-    shutil.copy(ROOT / "notebooks" / CHAPTER, folder)
+    home = tmp_path_factory.mktemp("home")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -76,6 +85,7 @@ def lab(tmp_path_factory):
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
         f"--ServerApp.root_dir={folder}", "--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.news_url=",
         "--LabApp.expose_app_in_browser=True", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--ContentsManager.pre_save_hook=kleinlite.book.lab.keep_metadata",
     ]  # fmt: skip
     address, log = f"http://127.0.0.1:{port}", home / "log"
     with log.open("w") as out:
@@ -109,6 +119,20 @@ def page(lab, chromium):
     page.wait_for_selector(".kleinlite-stage > img")
     yield page
     page.close()
+
+
+def test_reading_leaves_the_file_as_it_was(lab, chromium, folder):
+    """Opened, and saved as Lab does by itself: not a byte has changed, so `git pull` has nothing to refuse."""
+    page = chromium.new_page()
+    page.set_default_timeout(120_000)
+    page.goto(f"{lab}/lab/tree/{READ_ONLY}?reset")
+    page.wait_for_function("window.jupyterapp && document.querySelector('.jp-Notebook .jp-CodeCell')")
+    page.evaluate(READY)
+    page.wait_for_function("/ipython/.test(JSON.stringify(notebook.content.model.sharedModel.metadata))")
+    page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("!notebook.context.model.dirty")
+    page.close()
+    assert (folder / READ_ONLY).read_bytes() == (ROOT / "notebooks" / READ_ONLY).read_bytes()
 
 
 def says(page: Page, words: str) -> str:
