@@ -2,7 +2,9 @@
 
 import ast
 import inspect
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from kleinlite.sampling import euler
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "kleinlite"
+NOTEBOOKS = [*sorted(ROOT.glob("notebooks/[0-9]*.ipynb")), *sorted(ROOT.glob("notebooks/solutions/*.ipynb"))]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 CONTRACT = {
     "from_pretrained", "stream", "encode_prompt", "autoencoder", "transformer", "text_encoder", "tokenizer", "info",
@@ -69,10 +72,10 @@ print(dict(os.environ) == before, mx.random.normal((2,)).tolist() == first, "sci
     assert done.stdout.split() == ["True", "True", "False"], done.stderr
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_one_assignment_a_line(path):
-    """`a, b = x, y` hides two; a tuple on the left is for a tuple that comes from the right. An exchange may stand."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def hidden_assignments(code: str) -> list[str]:
+    """Lines such as `a, b = x, y`. A tuple on the left is for one that comes from the right; an exchange may stand."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
             continue
         left = node.targets[0]
@@ -81,7 +84,20 @@ def test_one_assignment_a_line(path):
             read = {
                 ast.unparse(part) for value in node.value.elts for part in ast.walk(value) if isinstance(part, ast.expr)
             }
-            assert targets & read, f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+            found += [] if targets & read else [ast.unparse(node)]
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_one_assignment_a_line(path):
+    assert not hidden_assignments(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_one_assignment_a_line_of_a_notebook(path):
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        code = re.sub(r"^[%!].*", "pass", "".join(cell["source"]), flags=re.M)
+        assert cell["cell_type"] != "code" or not hidden_assignments(code)
 
 
 def test_no_chapter_knows_the_machine():
