@@ -48,7 +48,7 @@ test-lowest: $(VENV)/pyvenv.cfg ## the package's quick tests with the lowest ver
 	@if $(HAS_UV); then uv pip install -q --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt -e . pytest hypothesis; \
 	  else $(LOWEST)/bin/python -m pip install -q --disable-pip-version-check -c $(LOWEST)/constraints.txt -e . pytest hypothesis; fi
 	OPENBLAS_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q tests/inference tests/models tests/trainer tests/test_files.py \
-	  tests/test_cli.py tests/test_errors.py tests/test_pipeline_golden.py
+	  tests/cli tests/test_errors.py tests/test_pipeline_golden.py
 
 fuzz: $(VENV)/.test$(BACKEND) ## damage weight files, adapters and configs for ten minutes (SECONDS=600): all is read or refused in a sentence
 	$(BIN)/python tests/models/fuzz.py $(or $(SECONDS),600)

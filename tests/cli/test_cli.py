@@ -6,53 +6,24 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import PIL
 import pytest
+from command import PROMPT, run, save_tiny
 from mlx.utils import tree_flatten
 from PIL import Image, PngImagePlugin
 from stand_in_hub import TINY, Repository
 
 from kleinlite import __version__, picture_info, pipeline, save_picture
-from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.cli import main, parse_size
+from kleinlite.cli import parse_size
 from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.models.download import fetch_model
-from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.models.lora_files import find_adapter
 from kleinlite.models.registry import BUNDLED, MODELS
-from kleinlite.nano.data import train_tokenizer
-from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
-from kleinlite.training import initialize
-from kleinlite.transformer import Transformer, TransformerConfig
 
 NANO = Path(pipeline.__file__).parent / "nano" / "weights" / "model_index.json"
-PROMPT = "a red circle"
-
-
-def save_tiny(folder: Path) -> Path:
-    """A model of random weights in the released layout, distilled, and in `base` the same one undistilled."""
-    tokenizer, vae_cfg, cfg = train_tokenizer(), AutoencoderConfig.tiny(), TransformerConfig.tiny()
-    text_cfg = replace(TextEncoderConfig.tiny(), vocab=tokenizer.get_vocab_size())
-    parts = Autoencoder(vae_cfg), TextEncoder(text_cfg), Transformer(cfg)
-    for i, part in enumerate(parts):
-        initialize(part, mx.random.key(i))
-    autoencoder, text_encoder, transformer = parts
-    save_encoders(folder, autoencoder, vae_cfg, 64, text_encoder, tokenizer)
-    save_transformer(folder, transformer, text_cfg, distilled=True)
-    save_transformer(folder / "base", transformer, text_cfg, distilled=False, shares=True)
-    return folder
-
-
-def run(*argv) -> int:
-    """The exit status of `kleinlite argv…`."""
-    try:
-        return main([str(arg) for arg in argv])
-    except SystemExit as end:  # how argparse ends
-        return end.code
 
 
 def in_a_process(code: str, *argv, **environment) -> subprocess.CompletedProcess:
@@ -374,7 +345,7 @@ def test_readme_says_the_same_of_every_model(capsys):
     rows = {
         line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line and line.split()[0] in MODELS
     }
-    page = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
     said = {
         name: line for line in page.splitlines() for name in re.findall(r"`([\w-]+)`", line) if line.startswith("| `")
     }

@@ -1,0 +1,212 @@
+"""What is typed wrongly, and pictures that are none: one sentence with the way out, status 2, no file left."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from command import MADE, PROMPT, remember
+from PIL import Image
+
+from kleinlite import pipeline
+
+# ---------------------------------------------------------------- what is typed
+
+TYPED = {
+    "--size 510": "width multiple of 16 510 512",
+    "--modell 4b": "--modell 4b is not understood: did you mean --model?",
+    "--size 512x": "'512x' WIDTHxHEIGHT",
+    "--size x512": "'x512' WIDTHxHEIGHT",
+    "--size 64x64x64": "'64x64x64' WIDTHxHEIGHT",
+    "--size big": "'big' WIDTHxHEIGHT",
+    "--size -64x64": "--size",
+    "--size 500x512": "width multiple of 16 500 496",
+    "--size 64x65": "height multiple of 16 65 64",
+    "--size 0x64": "width multiple of 16 0 try",
+    "--steps 0": "steps at least 1 0",
+    "--steps -3": "steps at least 1 -3",
+    "--steps 1.5": "--steps '1.5' whole number",
+    "--seed seven": "--seed 'seven' whole number",
+    "--guidance 4": "tiny distilled guidance base model",
+    "--guidance much": "--guidance 'much' number",
+    "--guidance 0.5": "tiny distilled guidance base model",
+    "--negative blue": "negative prompt guidance base model",
+    "--model base-4b --guidance 0": "guidance 1 0",
+    "--model 4b --guidance 4": "4b distilled guidance base-4b",
+    "--model 4b --size 500x500": "multiple of 16",  # before 16 GB are fetched
+    "--model nowhere": "'nowhere' nano 4b folder",
+    "--model no/such/folder": "'no/such/folder' nano 4b folder",
+    "--quantize 7": "quantize 3, 4, 5, 6, 8 7",
+    "--quantize some": "quantize mxfp4 'some'",
+    "--quantize": "--quantize expected",
+    "--frobnicate": "--frobnicate not understood --help",
+    "--step 4": "--step not understood --help",
+    "blue": "blue not understood quotes",
+    "--image": "--image expected",
+    "--like": "--like expected",
+}
+
+
+@pytest.mark.parametrize("options", TYPED)
+def test_what_is_typed(options, tiny, refused):
+    refused(TYPED[options], "generate", PROMPT, "--model", tiny, *options.split())
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_out_of_range(seed, tiny, refused):
+    refused(f"seed from 0 {seed}", "generate", PROMPT, "--model", tiny, "--seed", seed)
+
+
+@pytest.mark.parametrize("guidance", ["nan", "inf"])
+def test_a_guidance_that_is_no_number(guidance, tiny, refused):
+    refused(f"guidance {guidance}", "generate", PROMPT, "--model", tiny / "base", "--guidance", guidance)
+
+
+def test_a_negative_prompt_without_guidance(tiny, refused):
+    options = "--guidance", "1", "--negative", "blue"
+    refused("negative prompt guidance above 1", "generate", PROMPT, "--model", tiny / "base", *options)
+
+
+def test_no_prompt(tiny, refused):
+    refused("say what to draw quotes", "generate", "--model", tiny)
+    Image.new("RGB", (64, 64)).save("x.png")
+    refused("say what to draw before --image", "generate", "--model", tiny, "--image", "x.png", PROMPT)
+
+
+def test_a_prompt_longer_than_the_window(tiny, refused):
+    refused("prompt tokens reads 32 shorten by about", "generate", "a red circle " * 20, "--model", tiny)
+
+
+def test_a_prompt_that_is_no_text(tiny, refused):
+    refused("UTF-8 terminal", "generate", os.fsdecode(b"\xff\xfe"), "--model", tiny)
+
+
+def test_an_unknown_command(refused):
+    refused("'draw' generate info models", "draw", PROMPT)
+    refused("x.png not understood", "info", "y.png", "x.png")
+    refused("quotes", "generate", "a", "")
+
+
+# ---------------------------------------------------------------- where the picture goes
+
+
+def test_output(tiny, refused):
+    Path("folder.png").mkdir()
+    for path, words in {
+        "folder.png": "folder.png is a folder: name a file",
+        ".": "is a folder picture.png",
+        "nowhere/x.png": "The folder nowhere does not exist",
+        "x.jpg": "PNG x.jpg .png: try x.png",
+        "x": "PNG .png: try x.png",
+    }.items():
+        refused(words, "generate", PROMPT, "--model", tiny, "-o", path)
+
+
+def test_a_folder_that_cannot_be_written(tiny, refused, monkeypatch):
+    def full(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    refused("Nothing can be written Permission denied another folder", "generate", PROMPT, "--model", tiny)
+
+
+def test_a_disk_that_is_full(tiny, refused, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "x.png")
+
+    monkeypatch.setattr("kleinlite.files.os.replace", full)  # after the draft was written
+    refused("x.png: No space left on device.", "generate", PROMPT, "--model", tiny, "-o", "x.png")
+
+
+def test_a_model_too_large_for_the_memory(tiny, refused, monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("[malloc] Unable to allocate 123456 bytes.")
+
+    monkeypatch.setattr(pipeline, "euler", full)
+    refused("not enough memory smaller --size", "generate", PROMPT, "--model", tiny)
+
+
+def test_a_model_that_cannot_fit(tiny, hub, refused, monkeypatch):
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**5, 10**5))
+    refused("takes GB of memory the machine has 0.0 GB", "generate", PROMPT, "--model", tiny)
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (8 * 10**9, 6 * 10**9))
+    options = "--model", "4b", "--size", "512x512"
+    refused("takes 9. GB of memory has 8.0 GB with quantize=8", "generate", PROMPT, *options)
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**9, 10**9))
+    refused("takes 9. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options)
+    refused("takes 5. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options, "--quantize", 8)
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (6 * 10**9, 6 * 10**9))
+    refused("takes 6.5 GB of memory a smaller model", "generate", PROMPT, "--model", "4b-nvfp4", *options[2:])
+    assert hub.requests == []  # 16 GB later would be late
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def break_pictures() -> dict[str, str]:
+    """Files that are no pictures, and the words for each."""
+    Path("folder").mkdir()
+    Path("empty.png").touch()
+    Path("text.png").write_text("this is no picture")
+    Image.effect_noise((80, 80), 50).save("whole.png")
+    data = Path("whole.png").read_bytes()
+    Path("cut.png").write_bytes(data[: len(data) // 2])
+    Path("spoilt.png").write_bytes(data[:40] + bytes(100) + data[140:])
+    words = {name: f"{name} cannot be read PNG" for name in ("empty.png", "text.png", "cut.png", "spoilt.png")}
+    return words | {"folder": "folder is a folder", "nowhere.png": "nowhere.png does not exist"}
+
+
+def test_files_that_are_no_pictures(tiny, refused):
+    for name, words in break_pictures().items():
+        refused(words, "generate", PROMPT, "--model", tiny, "--image", name)
+        refused(words, "generate", PROMPT, "--model", tiny, "--image", "whole.png", name)
+        refused(words, "generate", "--model", tiny, "--like", name)
+        refused(words, "info", name)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (63, 200), (64, 1024), (1024, 64)])
+def test_references_too_small_or_too_long(size, tiny, refused):
+    Image.new("RGB", size).save("x.png")
+    refused(f"x.png: 64 8:1 {size[0]}×{size[1]}", "generate", PROMPT, "--model", tiny, "--image", "x.png")
+
+
+def test_a_picture_that_says_nothing(tiny, refused):
+    Image.new("RGB", (64, 64)).save("x.png")
+    for command in (["info"], ["generate", "--model", tiny, "--like"]):
+        refused("x.png does not say what made it", *command, "x.png")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param("{"),
+        "[1]",
+        '"x"',
+        '{"prompt": "x"}',
+        json.dumps(MADE | {"steps": "4"}),
+        json.dumps(MADE | {"prompt": None}),
+        json.dumps(MADE | {"quantize": [4]}),
+    ],
+)
+def test_a_picture_that_says_nonsense(said, tiny, refused):
+    remember("x.png", said)
+    for command in (["info"], ["generate", "--model", tiny, "--like"]):
+        refused("x.png damaged", *command, "x.png")
+
+
+def test_like_with_what_no_longer_works(tiny, refused):
+    for change, words in {
+        ("references", 2): "x.png 2 other picture(s) --image",
+        ("width", 500): "width multiple of 16",
+        ("steps", 0): "steps at least 1",
+        ("guidance", 3.0): "distilled guidance",
+        ("prompt", "a " * 100): "tokens shorten",
+        ("quantize", 7): "quantize 3, 4 7",
+        ("parts", "some/body"): "x.png parts of 'some/body' not on this machine trust kleinlite download",
+        ("parts", "gone"): "'gone' nano folder",
+        ("noise", True): "noise which it does not contain --seed",
+        ("model", "gone"): "'gone' nano folder",
+    }.items():
+        remember("x.png", json.dumps(MADE | {"model": str(tiny)} | dict([change])))
+        refused(words, "generate", "--like", "x.png")

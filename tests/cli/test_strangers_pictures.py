@@ -1,0 +1,70 @@
+"""A picture may come from anybody: what it says is checked, and never runs."""
+
+import json
+
+import mlx.core as mx
+import pytest
+from command import MADE, PROMPT, remember
+
+from kleinlite import pipeline
+
+# ---------------------------------------------------------------- what comes from strangers
+
+
+def test_an_empty_model(refused):
+    for empty in ("", " "):
+        refused("--model empty nano", "generate", PROMPT, "--model", empty)
+
+
+def test_a_picture_cannot_have_a_model_downloaded(hub, refused):
+    """Whoever gives away a picture must not choose what is fetched for it."""
+    for model in ("4b", "some/body"):
+        remember("x.png", json.dumps(MADE | {"model": model}))
+        refused(f"x.png was drawn with {model!r} not on this machine --model {model}", "generate", "--like", "x.png")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("change", [{"width": 10**30}, {"height": 6_400_000}, {"width": 2**20, "height": 2**20}])
+def test_a_picture_that_wants_to_be_large(change, tiny, refused):
+    remember("x.png", json.dumps(MADE | {"model": str(tiny)} | change))
+    for more in ([], ["--model", "nano"]):
+        mx.reset_peak_memory()
+        with_limit = "pixels" if "width" in change and len(change) == 1 else "takes GB of memory"
+        refused(with_limit, "generate", "--like", "x.png", *more)
+        assert mx.get_peak_memory() < 50e6, "refused before anything is computed"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": -1}, {"seed": 2**70}, {"seed": True}, {"steps": 10**9}, {"guidance": float("nan")},
+        {"guidance": float("inf")}, {"prompt": "\ud800"}, {"negative_prompt": "\udcff"}, {"width": -16},
+        {"width": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_picture_with_numbers_out_of_range(change, tiny, refused):
+    remember("x.png", json.dumps(MADE | {"model": str(tiny)} | change))
+    refused("", "generate", "--like", "x.png")
+
+
+def test_nested_metadata(tiny, refused):
+    remember("x.png", "[" * 5000 + "]" * 5000)
+    refused("x.png damaged", "info", "x.png")
+    refused("x.png damaged", "generate", "--like", "x.png")
+
+
+def test_a_strangers_text_stays_out_of_the_terminal(refused):
+    """A sentence is one line, and what it quotes cannot do anything."""
+    evil = "\x1b]0;owned\x07\x1b[2J\nkleinlite: all is well."
+    remember("x.png", json.dumps(MADE | {"model": evil, "guidance": 3.0}))
+    refused("", "generate", "--like", "x.png")
+    refused("", "generate", PROMPT, "--model", evil)
+
+
+def test_a_temporary_folder_that_is_not_there(tiny, refused, monkeypatch):
+    def compiler(*_):
+        raise RuntimeError("filesystem error: temp_directory_path: Not a directory [/nope]")  # as MLX says it
+
+    monkeypatch.setattr(pipeline, "euler", compiler)
+    refused("temporary files does not exist TMPDIR", "generate", PROMPT, "--model", tiny)
