@@ -12,7 +12,7 @@ BACKEND := $(if $(filter cuda12 cuda13,$(MLX)),-$(MLX))
 
 # What is said on the command line travels through the environment, word for word, so that a prompt may hold
 # apostrophes, quotes and dollar signs. A SIZE or an OUT that only happens to be in the environment is not meant.
-SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB ALL CH ARGS
+SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB ALL CH RUNS ARGS
 $(foreach v,$(SAID),$(eval override $(v) := $(if $(findstring command,$(origin $(v))),$$(value $(v)))))
 export $(SAID)
 
@@ -84,6 +84,9 @@ run-notebooks: $(VENV)/.book$(BACKEND) ## run what changed and store what it sho
 clean-notebooks: $(VENV)/.book$(BACKEND) ## tidy what a session in Jupyter stored (all, or NB="01 05")
 	$(BIN)/python -m tools.notebooks clean $$NB
 
+nano: $(VENV)/.test$(BACKEND) ## nano's last stage again, and all that follows from new weights (RUNS=folder; hours)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.nano $${RUNS:-runs}
+
 parity: $(VENV)/.test$(BACKEND) ## compare every block with the reference again, and write the page that says how close
 	$(BIN)/python tests/write_parity.py
 
@@ -104,7 +107,7 @@ clean: ## remove what can be made again, except .venv
 
 .PHONY: help generate has-prompt setup lab test check lint test-notebooks format promote run-notebooks \
   clean-notebooks parity bench-peers bench-full book serve clean fuzz workbook check-mine \
-  test-lowest
+  test-lowest nano
 
 # The environment. One stamp for what generating takes, one for the book, one for the tests; a newer pyproject.toml
 # installs again.

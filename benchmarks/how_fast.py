@@ -164,7 +164,7 @@ def write_notes(found: dict) -> list[str]:
             f"With another program on one core a step takes, compared with none: {', '.join(slower)}; without "
             f"that core at all it would be {lost:.2f} times."
         )
-    return [*notes, *found["troubles"]]
+    return [*notes, *found["failures"]]
 
 
 def write_page(found: dict, folder: Path) -> None:

@@ -137,16 +137,16 @@ class Found(NamedTuple):
 
     stages: dict[str, dict[str, Timing]]
     versions: dict[str, str]
-    troubles: list[str]
+    failures: list[str]
 
     @contextlib.contextmanager
     def noting(self, stage: str, program: str) -> Iterator[None]:
-        """An OSError in here is a trouble, and said at once."""
+        """An OSError in here is a failure, and said at once."""
         try:
             yield
         except OSError as error:
-            self.troubles.append(f"{program} did not finish “{stage}”: {error}.")
-            print(self.troubles[-1], file=sys.stderr)
+            self.failures.append(f"{program} did not finish “{stage}”: {error}.")
+            print(self.failures[-1], file=sys.stderr)
 
 
 def take_turns(commands: dict[tuple[str, str], list], turns: int, threads: int | None) -> Found:
@@ -226,13 +226,13 @@ def measure(stages: list[str], pythons: dict[str, Path], turns: int, threads: in
             new = take_turns(commands, turns, threads)
         for mine, more in zip(found[:2], new[:2]):
             mine.update(more)
-        found.troubles.extend(new.troubles)
+        found.failures.extend(new.failures)
     wall, ours = time.perf_counter() - start, sum(os.times()[:4])
     settings = {name: value for name, value in os.environ.items() if name.startswith(("OPENBLAS_", "OMP_", "MKL_"))}
     return {
         "turns": turns, "threads": threads, "layers": layers, "machine": machine(), "cores": os.cpu_count(),
         "load before": load, "others": None if others is None else (processor_seconds() - others - ours) / wall,
-        "minutes": wall / 60, "settings": settings, "versions": found.versions, "troubles": found.troubles,
+        "minutes": wall / 60, "settings": settings, "versions": found.versions, "failures": found.failures,
         "stages": {s: {n: t._asdict() for n, t in found.stages[s].items()} for s in STAGES if s in found.stages},
     }  # fmt: skip
 
@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> None:
             missing.append(f"{error}.")
             print(missing[-1], file=sys.stderr)
     found = measure(options.stages, pythons, options.turns, options.threads, options.layers)
-    found["troubles"][:0] = missing
+    found["failures"][:0] = missing
     print("\n".join([write_table(found), *write_notes(found)]))
     if set(options.stages) == set(STAGES):
         write_page(found, options.page)

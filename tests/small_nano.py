@@ -40,7 +40,7 @@ def small_world():
 SMALL = RecipeConfig(
     autoencoder=FINISHED, text_encoder=TextEncoderConfig(2097, 24, 40, 4, 4, 2, 8, out_layers=(1, 2, 3), max_length=32),
     transformer=TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72), pictures=40, edits=200, families=4, batch=8,
-    every=2, statistics=16, own_pictures=6, rounds=2, steps=dict.fromkeys(STEPS, 2),
+    every=2, statistics=16, own_pictures=6, steps=dict.fromkeys(STEPS, 2),
 )  # fmt: skip
 
 

@@ -41,7 +41,6 @@ from ..trainer.run import (
     load_average,
     lock_folder,
     read_arrays,
-    read_step,
     train_with_progress,
     write_arrays,
 )
@@ -68,7 +67,7 @@ from .data import (
     train_tokenizer,
 )
 from .evaluate import contact_sheet
-from .redraw import Redrawn, draw_round
+from .redraw import Redrawn, draw_again
 from .stages import ABOUT, STAGES, STEPS, add_arguments
 
 GRID = (6, 6)
@@ -106,8 +105,7 @@ class RecipeConfig:
     pictures: int = 22_000
     edits: int = 8_000
     families: int = 600
-    own_pictures: int = 1500  # of a round of redraw
-    rounds: int = 3
+    own_pictures: int = 3000  # that redraw draws again
     batch: int = 32
     every: int = 200  # steps between two looks
     statistics: int = 512  # scenes whose latents are measured
@@ -151,7 +149,7 @@ class Recipe:
                 file.write(f"{name} {run.step}: {text}, {seconds:.2f} s per step\n")
             return text
 
-        train_with_progress(run, self.cfg.steps[name.partition("-")[0]], loss, batches, write_log, self.cfg.every)
+        train_with_progress(run, self.cfg.steps[name], loss, batches, write_log, self.cfg.every)
 
     def load(self, name: str, module: nn.Module) -> Any:
         """A part as an earlier stage left it, frozen."""
@@ -274,31 +272,19 @@ class Recipe:
         self.train("distill", student, optimizer, loss, self.curriculum().student_batch, report, decay=0.99)
 
     def redraw(self) -> None:
-        """Rounds of the student's own pictures, drawn again; every third step is one of distillation, as before."""
-        steps = self.cfg.steps["redraw"]
-        before = "distill"
-        for number in range(self.cfg.rounds):
-            name = "redraw" if number + 1 == self.cfg.rounds else f"redraw-{number + 1}"
-            if read_step(self.file(name)) < steps:
-                self.redraw_round(number, before, name)
-            before = name
-
-    def redraw_round(self, number: int, before: str, name: str) -> None:
-        """From the weights of the stage `before` to those of `name`."""
-        steps = self.cfg.steps["redraw"]
+        """The student's own pictures, drawn again; every fourth step is one of distillation, as before."""
         text_encoder = self.load_text_encoder()
         teacher = self.load("transformer", Transformer(self.cfg.transformer))
-        student = self.load(before, Transformer(self.cfg.transformer))
-        own = self.own_drawings(number, student)
+        student = self.load("distill", Transformer(self.cfg.transformer))
+        own = self.own_drawings(student)
         student.unfreeze()
         empty = text_encoder(*tokenize(self.load_tokenizer(), [""], self.cfg.text_encoder.max_length))
         curriculum = self.curriculum()
 
         def batches(step: int) -> tuple[Any, ...]:
-            place = number * steps + step
-            if step % 3 == 2:
-                return "teacher", *curriculum.student_batch(place)
-            return "own", *own.batch(place, self.cfg.batch)
+            if step % 4 == 3:
+                return "teacher", *curriculum.student_batch(step)
+            return "own", *own.batch(step, self.cfg.batch)
 
         def loss(model: Transformer, kind: str, *lesson: Any) -> mx.array:
             if kind == "own":
@@ -309,16 +295,16 @@ class Recipe:
             batch = encode_batch(teacher, text_encoder, GRID, *arrays)
             return distill_loss(model, teacher, batch, empty, guidance, segment, key)
 
-        optimizer = flow_optimizer(steps, rate=0.1)
-        report = lambda: self.draw_samples(name, distilled=True)
-        self.train(name, student, optimizer, loss, batches, report, decay=0.99)
+        optimizer = flow_optimizer(self.cfg.steps["redraw"], rate=0.15)
+        report = lambda: self.draw_samples("redraw", distilled=True)
+        self.train("redraw", student, optimizer, loss, batches, report, decay=0.99)
 
-    def own_drawings(self, number: int, student: Transformer) -> Redrawn:
-        """What round `number` learns from, drawn at its beginning."""
-        path = self.file(f"drawings-{number + 1}")
+    def own_drawings(self, student: Transformer) -> Redrawn:
+        """What redraw learns from, drawn before its first step."""
+        path = self.file("drawings")
         if is_rank_zero() and not path.exists():
-            own = draw_round(
-                number, self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
+            own = draw_again(
+                self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
                 self.load_tokenizer(), GRID, progress=lambda rows: tqdm(rows, desc="drawing again"),
             )  # fmt: skip
             write_arrays(path, own._asdict())

@@ -1,11 +1,12 @@
 """nano looks at its own pictures, draws them again, and learns to have meant that.
 
-A distilled student has never seen where its own steps lead. A round shows it: it draws fresh captions, a ruler (the
+A distilled student has never seen where its own steps lead. This shows it: it draws fresh captions, a ruler (the
 centroid and the area of each outline) says which scene every picture nearly is, that scene is drawn, and from its own
-noisy latents the student shall lead to the drawing. What comes out too far from any drawing teaches nothing.
+noisy latents the student's last step shall lead to the drawing. Its other steps shall lead where they led. What comes
+out too far from any drawing teaches nothing.
 
-Its noise decides where a thing stands, so no target is a blur of places. But a net that learns from itself narrows:
-what it guesses is the mean of what it saw. So targets stand further from the mean than the pictures did (`WIDER`).
+Its noise decides where a thing stands, so no target is a blur of places. But whoever learns to listen less to the
+noise loses places along with dents. So drawings stand further from the mean than the pictures did (`WIDER`).
 
 Rejection sampling and expert iteration in the small: Anthony et al. 2017, arXiv 1705.08439; Zelikman et al. 2022,
 arXiv 2203.14465. On its own path: Liu et al. 2022, arXiv 2209.03003 (reflow). How models that learn from themselves
@@ -28,9 +29,10 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder
-from ..distillation import own_path
+from ..distillation import STUDENT_STEPS, own_path
 from ..errors import UserError
 from ..pipeline import to_images
+from ..sampling import schedule
 from ..scenes import (
     BACKGROUNDS,
     Scene,
@@ -50,36 +52,41 @@ from .curriculum import allowed_scenes
 from .evaluate import detected, place_of, requested
 from .shapes import UNCLEAR, background_of, cut_out, overlaps, pixels
 
-FIRST = 50_000_000  # scenes from this seed on, so many for each round
-PER_ROUND = 100_000
-LEARNED = (2, 3)  # the steps that learn: before them noise has decided where a thing stands
-TURNS = (1, 1, 0, 1)  # by turns, of those
+FIRST = 50_000_000  # scenes from this seed on
+TURNS = (3, 3, 0, 3, 3, 1, 3, 3, 2)  # by turns, of the four steps: the last one learns, the others stay as they are
 FARTHEST = 16.0  # levels, root mean square, between a picture and its drawing
-WIDER = Spot(1.5, 1.5, 1.6)  # how much further from the mean of its place a target stands
+WIDER = (2.0, 1.4)  # how much further from the mean of its place a lone shape is drawn, and one of two
 BATCH = 32
 
 
 class Redrawn(NamedTuple):
-    """What a round learns from."""
+    """What the stage learns from."""
 
-    x: mx.array  # latents at the start of the steps that learn, (pictures, steps, n, 128)
+    path: mx.array  # noise, then the latents after each of the student's steps, (pictures, 5, n, 128)
     target: mx.array  # latents of the drawings, (pictures, n, 128)
     ids: mx.array  # tokens of the captions, (pictures, m)
     mask: mx.array  # (pictures, m)
 
     def batch(self, step: int, pictures: int) -> tuple[mx.array, mx.array, mx.array, mx.array, int]:
-        """Some pictures' latents before a step, their drawings, tokens and masks; and which of the steps it is."""
-        turn = TURNS[step % len(TURNS)]
+        """Some pictures' latents before one of the four steps, what it shall lead to, tokens, masks, and which step.
+
+        The last step leads to the drawing, each other one to the clean picture that the student expected there.
+        """
+        segment = TURNS[step % len(TURNS)]
         found = len(self.target)
         rows = mx.array(random.Random(step).sample(range(found), min(found, pictures)))
-        return self.x[rows, turn], self.target[rows], self.ids[rows], self.mask[rows], LEARNED[turn]
+        x = self.path[rows, segment]
+        target = self.target[rows]
+        if segment < STUDENT_STEPS - 1:
+            t, t_next = schedule(STUDENT_STEPS, x.shape[1])[segment : segment + 2]
+            target = x + t / (t - t_next) * (self.path[rows, segment + 1] - x)
+        return x, target, self.ids[rows], self.mask[rows], segment
 
 
-def fresh_captions(number: int) -> Iterator[tuple[Scene, str]]:
-    """Captions of one and two shapes for round `number`, single ones by turns; nothing held out."""
-    first = FIRST + number * PER_ROUND
-    pairs = filter(lambda scene: not scene.is_landscape, allowed_scenes(sample, first))
+def fresh_captions(first: int = FIRST) -> Iterator[tuple[Scene, str]]:
+    """Captions of one and two shapes by turns, of the seeds from `first` on; nothing held out."""
     ones = allowed_scenes(sample_one, first)
+    pairs = filter(lambda scene: not scene.is_landscape, allowed_scenes(sample, first))
     rng = random.Random(first)
     for scene in itertools.chain.from_iterable(zip(ones, pairs)):
         said = [text for text in captions(scene) if not held_out(text) and names_colours(scene, text)]
@@ -141,39 +148,41 @@ def widened(seen: Sequence[tuple[Scene, list[Spot]]], wider: Sequence[float] = W
         for thing, spot in zip(scene.things, spots):
             groups[key(scene, thing)].append(spot)
     means = {name: [statistics.fmean(column) for column in zip(*spots)] for name, spots in groups.items()}
-    return [
-        [Spot(*(mean + wider * (own - mean) for own, mean, wider in zip(spot, means[key(scene, thing)], wider)))
-         for thing, spot in zip(scene.things, spots)]
-        for scene, spots in seen
-    ]  # fmt: skip
+    moved = []
+    for scene, spots in seen:
+        factor = wider[len(scene.things) - 1]
+        about = [means[key(scene, thing)] for thing in scene.things]
+        moved.append(
+            [Spot(*(m + factor * (own - m) for own, m in zip(spot, mean))) for spot, mean in zip(spots, about)]
+        )
+    return moved
 
 
-def draw_round(
-    number: int, pictures: int, student: Transformer, text_encoder: TextEncoder, autoencoder: Autoencoder,
-    tokenizer: Tokenizer, grid: tuple[int, int], wider: Sequence[float] = WIDER,
-    progress: Callable[[Iterable], Iterable] = iter,
+def draw_again(
+    pictures: int, student: Transformer, text_encoder: TextEncoder, autoencoder: Autoencoder, tokenizer: Tokenizer,
+    grid: tuple[int, int], wider: Sequence[float] = WIDER, progress: Callable[[Iterable], Iterable] = iter,
 ) -> Redrawn:  # fmt: skip
     """Draw `pictures` fresh captions, draw what came out again, and keep what both agree on. wider: see `WIDER`."""
-    cases = list(itertools.islice(fresh_captions(number), pictures))
+    cases = list(itertools.islice(fresh_captions(), pictures))
     kept: list[tuple[mx.array, mx.array, mx.array]] = []
     seen: list[tuple[Scene, list[Spot]]] = []
     for i in progress(range(0, len(cases), BATCH)):
         some = cases[i : i + BATCH]
         ids, mask = tokenize(tokenizer, [caption for _, caption in some], text_encoder.cfg.max_length)
-        noise = mx.random.normal((len(some), grid[0] * grid[1], 128), key=mx.random.key(FIRST + number * PER_ROUND + i))
+        noise = mx.random.normal((len(some), grid[0] * grid[1], 128), key=mx.random.key(FIRST + i))
         path = own_path(student, noise, encode_batch(student, text_encoder, grid, noise, noise[:, :0], ids, mask))
-        before = mx.stack([path[segment] for segment in LEARNED], axis=1)
+        whole = mx.stack(path, axis=1)
         for j, picture in enumerate(to_images(autoencoder.decode(path[-1].reshape(-1, *grid, 128)))):
             found = accepted(picture, *some[j])
             if found:
                 seen.append(found)
-                kept.append((before[j], ids[j], mask[j]))
+                kept.append((whole[j], ids[j], mask[j]))
         mx.eval(kept)
     if not kept:
         raise UserError(f"None of {pictures} pictures came near a drawing: train the stages before for longer.")
-    x, ids, mask = (mx.stack(list(column)) for column in zip(*kept))
+    whole, ids, mask = (mx.stack(list(column)) for column in zip(*kept))
     drawings = [draw_shapes(scene, spots, 16 * grid[0]) for (scene, _), spots in zip(seen, widened(seen, wider))]
-    return Redrawn(x, encode_drawings(autoencoder, drawings), ids, mask)
+    return Redrawn(whole, encode_drawings(autoencoder, drawings), ids, mask)
 
 
 def encode_drawings(autoencoder: Autoencoder, drawings: list[Image.Image]) -> mx.array:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-# Of redraw: of each of its rounds.
-STEPS = {"autoencoder": 21_000, "text_encoder": 1500, "transformer": 40_000, "distill": 9400, "redraw": 200}
+STEPS = {"autoencoder": 21_000, "text_encoder": 1500, "transformer": 40_000, "distill": 9400, "redraw": 600}
 STAGES = (*STEPS, "export")
 DRAWS = "circles, squares, triangles, stars, hearts, diamonds, houses, trees and boats"
 ABOUT = "train klein-nano, the whole recipe or one stage; stop it with Ctrl-C at any time: it goes on where it was"

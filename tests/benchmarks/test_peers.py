@@ -26,7 +26,7 @@ def measured(others: float = 0.0) -> dict:
     return {
         "turns": 3, "threads": None, "layers": 27, "load before": [0.1, 0.0, 0.0], "others": others, "minutes": 1.0,
         "stages": found, "versions": {"kleinlite": "kleinlite X"}, "machine": "A processor", "cores": 2,
-        "settings": {}, "troubles": ["mflux did not finish “step”: it said nothing."],
+        "settings": {}, "failures": ["mflux did not finish “step”: it said nothing."],
     }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_the_answer_is_what_was_measured():
 
 def test_one_turn_and_one_stage_are_enough_for_a_table():
     once = Timing([1.0], [1.0], 1)._asdict()
-    found = measured() | {"stages": {"step": {"kleinlite": once}}, "troubles": []}
+    found = measured() | {"stages": {"step": {"kleinlite": once}}, "failures": []}
     assert "1.00 (1.00) |" in write_table(found) and len(write_notes(found)) == 1
 
 
@@ -104,13 +104,13 @@ def test_workers_take_turns():
     timings = found.stages[stage]
     assert set(timings) == {"one", "two"} and all(len(t.seconds) == len(t.processor) == 3 for t in timings.values())
     assert all(min(t.seconds) > 0 for t in timings.values()) and found.versions["one"].startswith("kleinlite")
-    assert found.troubles == []
+    assert found.failures == []
 
 
 def test_a_program_that_lacks_a_stage_is_left_out():
     command = [sys.executable, peers.WORKERS / "ours.py", "no such stage", 1, "."]
     found = take_turns({("no such stage", "one"): command}, 1, threads=1)
-    assert found.stages == {} and found.versions["one"].startswith("kleinlite") and found.troubles == []
+    assert found.stages == {} and found.versions["one"].startswith("kleinlite") and found.failures == []
 
 
 DIES = "import sys; {before}; sys.exit('Traceback\\nMemoryError: too large')"
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_is_a_sentence_and_the_others_go_on(before, capsys):
     bad = [sys.executable, "-c", DIES.format(before=before)]
     found = take_turns({("step", "bad"): bad, ("step", "good"): good, (f"step{BUSY}", "bad"): bad}, 1, threads=1)
     assert set(found.stages["step"]) == {"good"}
-    assert found.troubles[0] == "bad did not finish “step”: MemoryError: too large." in capsys.readouterr().err
+    assert found.failures[0] == "bad did not finish “step”: MemoryError: too large." in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -150,7 +150,7 @@ def test_whole_processes_that_fail_are_a_sentence():
     good, bad = [sys.executable, "-c", "pass"], [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
     found = peers.start_to_png({"bad": bad, "good": good}, 2, threads=1)
     assert len(found.stages["start to PNG"]["good"].seconds) == 2 and "bad" not in found.stages["start to PNG"]
-    assert found.troubles == ["bad did not finish “start to PNG”: killed by signal 9, perhaps for want of memory."]
+    assert found.failures == ["bad did not finish “start to PNG”: killed by signal 9, perhaps for want of memory."]
 
 
 def test_a_peer_that_cannot_be_installed_is_a_sentence(tmp_path, monkeypatch):

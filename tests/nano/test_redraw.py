@@ -78,12 +78,12 @@ def test_what_lies_too_far_from_any_drawing_teaches_nothing():
 
 
 def test_captions_are_fresh_and_say_every_colour():
-    cases = list(itertools.islice(redraw.fresh_captions(0), 60))
+    cases = list(itertools.islice(redraw.fresh_captions(), 60))
     assert [len(scene.things) for scene, _ in cases].count(1) > 20
     for scene, caption in cases:
         assert not scene_held_out(scene) and not held_out(caption) and not scene.is_landscape
         assert all(f"colour {i}" in requested(scene, caption) for i in range(len(scene.things)))
-    again = list(itertools.islice(redraw.fresh_captions(1), 60))
+    again = list(itertools.islice(redraw.fresh_captions(redraw.FIRST + 10_000), 60))
     assert len({caption for _, caption in cases} & {caption for _, caption in again}) < 30
 
 
@@ -92,8 +92,8 @@ def test_targets_stand_further_from_the_mean_of_their_kind_and_place():
     other = Scene((Thing("circle", "blue", "left"),), background="white")
     seen = [(one, [Spot(0.5, 0.5, 0.3)]), (one, [Spot(0.52, 0.5, 0.28)]), (other, [Spot(0.2, 0.4, 0.19)])]
     (first,), (second,), (alone,) = redraw.widened(seen)
-    assert first == pytest.approx((0.51 - 0.01 * redraw.WIDER.x, 0.5, 0.29 + 0.01 * redraw.WIDER.r))
-    assert second == pytest.approx((0.51 + 0.01 * redraw.WIDER.x, 0.5, 0.29 - 0.01 * redraw.WIDER.r))
+    assert first == pytest.approx((0.51 - 0.01 * redraw.WIDER[0], 0.5, 0.29 + 0.01 * redraw.WIDER[0]))
+    assert second == pytest.approx((0.51 + 0.01 * redraw.WIDER[0], 0.5, 0.29 - 0.01 * redraw.WIDER[0]))
     assert alone == pytest.approx((0.2, 0.4, 0.19))
 
 
@@ -102,27 +102,30 @@ def drawn_by_nano():
     """A small round of the bundled model."""
     klein = Klein.from_pretrained("nano")
     parts = klein.transformer, klein.text_encoder, klein.autoencoder, klein.tokenizer
-    return klein, redraw.draw_round(0, 12, *parts, (6, 6))
+    return klein, redraw.draw_again(12, *parts, (6, 6))
 
 
 def test_a_round_is_on_the_students_own_path(own):
     """Most pictures are kept; their drawings lie near them; a batch names the step that it is of."""
     klein, found = own
     assert 8 <= len(found.target) <= 12
-    assert found.x.shape == (len(found.target), len(redraw.LEARNED), 36, 128)
-    last = found.x[:, redraw.LEARNED.index(3)]
+    assert found.path.shape == (len(found.target), 5, 36, 128)
 
-    def wrong(target):
-        batch = encode_batch(klein.transformer, klein.text_encoder, (6, 6), target, last[:, :0], found.ids, found.mask)
-        return redraw_loss(klein.transformer, last, batch, 3).item()
+    def wrong(x, target, segment, ids=found.ids, mask=found.mask):
+        batch = encode_batch(klein.transformer, klein.text_encoder, (6, 6), target, x[:, :0], ids, mask)
+        return redraw_loss(klein.transformer, x, batch, segment).item()
 
-    assert wrong(found.target) < 0.1 * wrong(mx.roll(found.target, 1, axis=0)), "nearer than any other's drawing"
+    last = found.path[:, 3]
+    others = mx.roll(found.target, 1, axis=0)
+    assert wrong(last, found.target, 3) < 0.1 * wrong(last, others, 3), "nearer than any other's drawing"
     segments = set()
-    for step in range(8):
+    for step in range(9):
         x, target, ids, mask, segment = found.batch(step, 5)
-        assert x.shape == target.shape == (5, 36, 128) and len(ids) == len(mask) == 5
+        assert x.shape == target.shape == (5, 36, 128)
+        if segment < 3:
+            assert wrong(x, target, segment, ids, mask) < 1e-6, "the other steps shall stay as they are"
         segments.add(segment)
-    assert segments == set(redraw.LEARNED)
+    assert segments == {0, 1, 2, 3}
 
 
 def test_a_student_that_draws_nothing_is_told_so(own):
@@ -130,7 +133,7 @@ def test_a_student_that_draws_nothing_is_told_so(own):
     silent = Klein.from_pretrained("nano").transformer
     silent.update({"final_layer": {"linear": {"weight": mx.zeros_like(silent.final_layer.linear.weight)}}})
     with pytest.raises(UserError, match="None of 4 pictures came near a drawing"):
-        redraw.draw_round(0, 4, silent, klein.text_encoder, klein.autoencoder, klein.tokenizer, (6, 6))
+        redraw.draw_again(4, silent, klein.text_encoder, klein.autoencoder, klein.tokenizer, (6, 6))
 
 
 def test_scenes_are_drawn_as_before():
