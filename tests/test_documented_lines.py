@@ -35,6 +35,7 @@ MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 NOT_RUN = {
     "kleinlite speedrun --minutes 30": "half an hour; test_speedrun.py runs a short one",
     "kleinlite train RUNS": "hours; test_recipe.py runs it with few steps",
+    "kleinlite train RUNS --stage redraw": "it needs the stages before; test_recipe.py runs them with few steps",
     "mlx.launch -n 2 -- python -m kleinlite train RUNS": "hours",
 }
 # Lines that end with a plan of their training, since the training itself takes minutes to hours.

@@ -107,7 +107,7 @@ STEPS: dict[str, Callable[[Path], None]] = {
 
 
 def run(module: str, *arguments: object) -> None:
-    """`python -m module …`; its failure is ours."""
+    """Another program of this repository; its failure is ours."""
     print(f"$ python -m {module}", *arguments, flush=True)
     subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, check=True)
 
