@@ -4,7 +4,7 @@ python -m tools.evaluate --model nano --count 300 --grid grid.png
 python -m tools.evaluate --shapes                               one shape per picture, by its outline
 python -m tools.evaluate --reworded                               the captions in other words
 python -m tools.evaluate --edits --grid edits.png                 edits of held-out scenes
-python -m tools.evaluate --idle                                   edits of what is not there
+python -m tools.evaluate --no-op                                   edits of what is not there
 python -m tools.evaluate --test                                   scenes that chose nothing; also with --edits, …
 python -m tools.evaluate --sweep notebooks/accuracy.json          accuracy against steps and guidance
 python -m tools.evaluate --gallery notebooks/images/nano.jpg      the picture at the top of the README
@@ -35,7 +35,7 @@ from kleinlite.nano.evaluate import (
     tally,
 )
 from kleinlite.nano.shapes import one_shape, one_shape_cases, summary, there_and_back
-from kleinlite.nano.synonyms import idle_instruction
+from kleinlite.nano.synonyms import no_op_instruction
 from kleinlite.pipeline import Klein
 from kleinlite.scenes import draw
 
@@ -100,11 +100,11 @@ def report_edits(klein: Klein, options: argparse.Namespace) -> list[Image.Image]
     return pictures
 
 
-def report_idle(klein: Klein, options: argparse.Namespace) -> list[Image.Image]:
+def report_no_op(klein: Klein, options: argparse.Namespace) -> list[Image.Image]:
     """Edits of things that are not there: how many pictures stay as they are. References and results by turns."""
     pictures, right = [], 0
     for i, (before, _, _) in enumerate(tqdm(held_out_edits(options.count, options.first), desc="editing", leave=False)):
-        reference, text = draw(before[0], SIZE), idle_instruction(random.Random(i), before[0])
+        reference, text = draw(before[0], SIZE), no_op_instruction(random.Random(i), before[0])
         result = klein(text, images=[reference], seed=i, steps=options.steps, guidance=options.guidance, progress=False)
         right += all(score_edit(judge(result), before[0], before[0])[1].values())
         pictures += [reference, result]
@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--shapes", action="store_true", help="one shape per picture, compared with its outline")
     parser.add_argument("--reworded", action="store_true", help="the captions in other words")
     parser.add_argument("--edits", action="store_true", help="edit held-out scenes in place of drawing captions")
-    parser.add_argument("--idle", action="store_true", help="edits that ask for a thing that is not there")
+    parser.add_argument("--no-op", action="store_true", help="edits that ask for a thing that is not there")
     parser.add_argument(
         "--test", dest="first", action="store_const", const=TEST, default=DEVELOPMENT,
         help="captions or edits of the test set, in place of the development set",
@@ -175,7 +175,7 @@ def main(argv: list[str] | None = None) -> None:
         return gallery(Klein.from_pretrained(options.model), options.gallery)
     if options.sweep:
         return sweep(options.sweep, options.count)
-    report = report_edits if options.edits else report_idle if options.idle else report_captions
+    report = report_edits if options.edits else report_no_op if options.no_op else report_captions
     pictures = report(Klein.from_pretrained(options.model), options)
     if options.grid:
         contact_sheet(pictures).save(options.grid)

@@ -26,12 +26,16 @@ from ..scenes import (
     scene_held_out,
 )
 from ..text_encoder import TEMPLATE, tokenize
-from .synonyms import idle_instruction, reword
+from .synonyms import no_op_instruction, reword
 
-TURNS = ("pictures", "adds", "twins", "edits", "pictures", "idle", "pictures", "edits", "pictures", "twins",
-         "pictures", "idle", "pictures", "edits", "pictures", "twins", "pictures", "edits", "idle", "pictures",
-         "adds", "twins", "pictures", "pairs", "edits")  # fmt: skip
-SHARES = {"pictures": 1, "edits": 2, "adds": 2, "idle": 2, "twins": 2, "pairs": 3}  # references make a batch smaller
+TURNS = (
+    "pictures", "add_edits", "edit_pairs", "edits", "pictures", "no_op_edits", "pictures", "edits", "pictures",
+    "edit_pairs", "pictures", "no_op_edits", "pictures", "edits", "pictures", "edit_pairs", "pictures", "edits",
+    "no_op_edits", "pictures", "add_edits", "edit_pairs", "pictures", "two_reference_edits", "edits",
+)  # fmt: skip
+SHARES = {  # references make a batch smaller
+    "pictures": 1, "edits": 2, "add_edits": 2, "no_op_edits": 2, "edit_pairs": 2, "two_reference_edits": 3,
+}  # fmt: skip
 SEGMENTS = (3, 0, 3, 1, 3, 2, 3)  # which of the four steps a step of distillation is about, by turns
 GUIDANCE = 3.0  # of pictures from words alone
 EDIT_GUIDANCE = 1.5  # the reference leaves little to choose
@@ -53,14 +57,14 @@ class Lesson:
 
 @dataclass
 class Lessons:
-    """All scenes, and the lessons of each kind; twins are two edits of one scene, one for each of its two things."""
+    """All scenes, and the lessons of each kind. An edit pair: two edits of one scene, one for each of its things."""
 
     scenes: list[Scene] = field(default_factory=list)
     pictures: list[Lesson] = field(default_factory=list)
     edits: list[Lesson] = field(default_factory=list)
-    pairs: list[Lesson] = field(default_factory=list)
-    adds: list[Lesson] = field(default_factory=list)
-    twins: list[tuple[list[Lesson], list[Lesson]]] = field(default_factory=list)
+    two_reference_edits: list[Lesson] = field(default_factory=list)
+    add_edits: list[Lesson] = field(default_factory=list)
+    edit_pairs: list[tuple[list[Lesson], list[Lesson]]] = field(default_factory=list)
 
     def add_scene(self, scene: Scene) -> int:
         """Its row."""
@@ -89,7 +93,7 @@ def make_lessons(pictures: int, edits: int, families: int) -> Lessons:
             lesson = Lesson(texts, lessons.add_scene(scene))
             lessons.pictures += [lesson] * (1 + extra_turns(scene))
     for references, text, target in islice(filter(edit_allowed, map(sample_edit, count())), edits):
-        kind = lessons.edits if len(references) == 1 else lessons.pairs
+        kind = lessons.edits if len(references) == 1 else lessons.two_reference_edits
         before = tuple(map(lessons.add_scene, references))
         kind.append(Lesson((text,), lessons.add_scene(target), before))
     for seed in range(families):
@@ -104,7 +108,7 @@ def edit_allowed(edit: tuple[tuple[Scene, ...], str, Scene]) -> bool:
 
 
 def add_family(lessons: Lessons, family: list[Scene]) -> None:
-    """The twins among the scenes of `relatives`, and the edits that add a thing."""
+    """The edit pairs among the scenes of `relatives`, and the edits that add a thing."""
     row = {scene: lessons.add_scene(scene) for scene in family}
     for before in family:
         if not before.things:
@@ -118,13 +122,13 @@ def add_family(lessons: Lessons, family: list[Scene]) -> None:
             lesson = Lesson((text,), row[after], (row[before],))
             if len(before.things) == 1:
                 if len(after.things) == 2:
-                    lessons.adds.append(lesson)
+                    lessons.add_edits.append(lesson)
             elif before.things[0] in after.things:
                 second.append(lesson)
             else:
                 first.append(lesson)
         if first and second:
-            lessons.twins.append((first, second))
+            lessons.edit_pairs.append((first, second))
 
 
 def extra_turns(scene: Scene) -> int:
@@ -155,22 +159,24 @@ class Curriculum:
         self.turns = turns
 
     def kind(self, step: int) -> str:
-        """What the batch of a step is of: "pictures", "edits", "pairs", "adds", "twins" or "idle"."""
+        """What the batch of a step is of: one of the names in `TURNS`."""
         return self.turns[step % len(self.turns)]
 
     def choose(self, step: int, rng: random.Random) -> list[Lesson]:
         """The lessons of a step."""
         kind = self.kind(step)
         number = max(2, self.batch // SHARES[kind])
-        if kind == "twins":
-            both = rng.choices(self.lessons.twins, k=number // 2)
+        if kind == "edit_pairs":
+            both = rng.choices(self.lessons.edit_pairs, k=number // 2)
             return [rng.choice(edits) for pair in both for edits in pair]
-        if kind == "idle":
+        if kind == "no_op_edits":
             rows = [lesson.target for lesson in rng.choices(self.lessons.pictures, k=number)]
-            return [Lesson((idle_instruction(rng, self.lessons.scenes[row]),), row, (row,)) for row in rows]
+            return [Lesson((no_op_instruction(rng, self.lessons.scenes[row]),), row, (row,)) for row in rows]
         return rng.choices({
-            "pictures": self.lessons.pictures, "edits": self.lessons.edits, "pairs": self.lessons.pairs,
-            "adds": self.lessons.adds,
+            "pictures": self.lessons.pictures,
+            "edits": self.lessons.edits,
+            "two_reference_edits": self.lessons.two_reference_edits,
+            "add_edits": self.lessons.add_edits,
         }[kind], k=number)  # fmt: skip
 
     def __call__(self, step: int) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array]:

@@ -55,7 +55,7 @@ def reword(rng: random.Random, text: str) -> str:
     return said if len(said.split()) <= WORDS else text
 
 
-def idle_instruction(rng: random.Random, scene: Scene) -> str:
+def no_op_instruction(rng: random.Random, scene: Scene) -> str:
     """An instruction about a thing that is not in the scene: the picture should stay as it is."""
     there = {thing.kind for thing in scene.things}
     kinds = (

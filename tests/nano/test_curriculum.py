@@ -13,15 +13,15 @@ def test_nothing_held_out_is_in_the_lessons():
     lessons = make_lessons(pictures=300, edits=300, families=6)
     assert not any(map(scene_held_out, lessons.scenes))
     assert not any(held_out(text) for lesson in lessons.pictures for text in lesson.texts if text)
-    for lesson in (*lessons.edits, *lessons.pairs, *lessons.adds):
+    for lesson in (*lessons.edits, *lessons.two_reference_edits, *lessons.add_edits):
         assert not edit_held_out(lessons.scenes[lesson.references[0]], lesson.texts[0])
     assert any(thing.kind == "boat" for scene in lessons.scenes for thing in scene.things)
 
 
-def test_twins_are_two_edits_of_one_scene_one_for_each_thing():
+def test_edit_pairs_are_two_edits_of_one_scene_one_for_each_thing():
     lessons = make_lessons(pictures=10, edits=10, families=6)
-    assert lessons.twins and lessons.adds
-    for both in lessons.twins:
+    assert lessons.edit_pairs and lessons.add_edits
+    for both in lessons.edit_pairs:
         for thing, edits in zip((1, 0), both):  # the first list changes the first thing and keeps the second
             for lesson in edits:
                 before, after = lessons.scenes[lesson.references[0]], lessons.scenes[lesson.target]
@@ -32,8 +32,10 @@ def test_a_batch_is_of_the_kind_that_its_step_says(world):
     data = world[-1]
     for step, kind in enumerate(TURNS):
         clean, references, ids, mask, _ = data(step)
-        assert references.shape[1] == {"pictures": 0, "pairs": 72}.get(kind, 36) and len(ids) == len(clean)
-        if kind == "idle":
+        assert references.shape[1] == {"pictures": 0, "two_reference_edits": 72}.get(kind, 36) and len(ids) == len(
+            clean
+        )
+        if kind == "no_op_edits":
             assert mx.array_equal(clean, references)
     assert {data.student_batch(step)[-1] for step in range(7)} == set(SEGMENTS) == {0, 1, 2, 3}
     assert [lesson.texts for lesson in data.choose(1, random.Random(1))]

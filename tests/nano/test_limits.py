@@ -6,14 +6,14 @@ import pytest
 
 from kleinlite.nano.limits import NOT_BEHIND, THING_WORDS, THINGS, WORDS, describe_limits, split_words
 from kleinlite.nano.stages import DRAWS
-from kleinlite.nano.synonyms import idle_instruction, reword
+from kleinlite.nano.synonyms import no_op_instruction, reword
 from kleinlite.scenes import captions, sample, sample_edit, sample_one, sample_row
 
 GRAMMAR = {text for seed in range(500) for text in (
     *captions(sample(seed)), *captions(sample_one(seed)), *captions(sample_row(seed)), sample_edit(seed)[1],
 )}  # fmt: skip
 RNG = random.Random(0)
-GRAMMAR |= {idle_instruction(RNG, sample(seed)) for seed in range(300)}
+GRAMMAR |= {no_op_instruction(RNG, sample(seed)) for seed in range(300)}
 REWORDED = {reword(RNG, text) for text in sorted(GRAMMAR) for _ in range(3)}
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from kleinlite.nano.synonyms import SYNONYMS, WORDS, idle_instruction, reword
+from kleinlite.nano.synonyms import SYNONYMS, WORDS, no_op_instruction, reword
 from kleinlite.scenes import captions, sample, sample_one, sample_row
 
 SCENES = [sample(seed) for seed in range(300)]
@@ -29,10 +29,10 @@ def test_articles_suit_the_word_that_follows():
         assert " a orange" not in said and " a amber" not in said and " an crimson" not in said
 
 
-def test_an_idle_instruction_names_what_is_not_there():
+def test_a_no_op_instruction_names_what_is_not_there():
     rng = random.Random(2)
     for scene in SCENES:
-        words = idle_instruction(rng, scene).split()
+        words = no_op_instruction(rng, scene).split()
         assert words[0] in ("remove", "make", "turn") and words[2] not in {thing.kind for thing in scene.things}
 
 
