@@ -4,7 +4,7 @@ python -m tools.evaluate --model nano --count 300 --grid grid.png
 python -m tools.evaluate --shapes                               one shape per picture, by its outline
 python -m tools.evaluate --reworded                               the captions in other words
 python -m tools.evaluate --edits --grid edits.png                 edits of held-out scenes
-python -m tools.evaluate --no-op                                   edits of what is not there
+python -m tools.evaluate --no-op                                  edits of what is not there
 python -m tools.evaluate --test                                   scenes that chose nothing; also with --edits, …
 python -m tools.evaluate --sweep notebooks/accuracy.json          accuracy against steps and guidance
 python -m tools.evaluate --gallery notebooks/images/nano.jpg      the picture at the top of the README

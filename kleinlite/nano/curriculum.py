@@ -159,7 +159,7 @@ class Curriculum:
         self.turns = turns
 
     def kind(self, step: int) -> str:
-        """What the batch of a step is of: one of the names in `TURNS`."""
+        """What the batch of a step is of: a list of `Lessons`, or "no_op_edits"."""
         return self.turns[step % len(self.turns)]
 
     def choose(self, step: int, rng: random.Random) -> list[Lesson]:
@@ -172,12 +172,8 @@ class Curriculum:
         if kind == "no_op_edits":
             rows = [lesson.target for lesson in rng.choices(self.lessons.pictures, k=number)]
             return [Lesson((no_op_instruction(rng, self.lessons.scenes[row]),), row, (row,)) for row in rows]
-        return rng.choices({
-            "pictures": self.lessons.pictures,
-            "edits": self.lessons.edits,
-            "two_reference_edits": self.lessons.two_reference_edits,
-            "add_edits": self.lessons.add_edits,
-        }[kind], k=number)  # fmt: skip
+        lessons: list[Lesson] = getattr(self.lessons, kind)
+        return rng.choices(lessons, k=number)
 
     def __call__(self, step: int) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array]:
         """clean (b, n, 128), references (b, r, 128) with r = 0, n or 2n, ids and mask (b, m), and the step's key."""
