@@ -5,6 +5,7 @@ import math
 import mlx.core as mx
 import pytest
 from agreement import agree, close, linux, normal
+from peak_memory import peak_memory
 
 from kleinlite import cpu
 
@@ -60,10 +61,9 @@ def test_conv2d_takes_little_memory(filters, monkeypatch):
     for f in (cpu.conv2d, mx.conv2d):
         mx.eval(x, w)
         mx.clear_cache()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
-        mx.eval(f(x, w, 1, 1))
-        peaks.append(mx.get_peak_memory() - before)
+        with peak_memory() as peak:
+            mx.eval(f(x, w, 1, 1))
+        peaks.append(peak.bytes)
     assert peaks[0] < 1.5 * x.nbytes < 9 * x.nbytes < peaks[1]
 
 
@@ -73,12 +73,11 @@ def test_filters_wait_for_their_turn(monkeypatch):
     monkeypatch.setattr(cpu.convolution, "FEW", 0)
     x, w = normal(1, 8, 8, 64), [normal(64, 3, 3, 64, seed=i) / 24 for i in range(40)]
     mx.eval(x, w)
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    for i, filters in enumerate(w):
-        x = cpu.upsample_conv2d(x, filters)[:, ::2, ::2] if i % 2 else cpu.conv2d(x, filters, 1, 1)
-    mx.eval(x)
-    assert mx.get_peak_memory() - before < 20 * w[0].nbytes
+    with peak_memory() as peak:
+        for i, filters in enumerate(w):
+            x = cpu.upsample_conv2d(x, filters)[:, ::2, ::2] if i % 2 else cpu.conv2d(x, filters, 1, 1)
+        mx.eval(x)
+    assert peak.bytes < 20 * w[0].nbytes
 
 
 def test_by_rows():

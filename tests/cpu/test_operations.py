@@ -5,6 +5,7 @@ import math
 import mlx.core as mx
 import pytest
 from agreement import agree, close, linux, normal
+from peak_memory import peak_memory
 
 from kleinlite import cpu
 
@@ -137,7 +138,6 @@ def test_attention_takes_little_memory(monkeypatch):
     q = normal(1, 64, 256, 8)
     monkeypatch.setattr(cpu.operations, "SCORES", 4 * 256 * 256)
     mx.eval(q)
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    mx.eval(cpu.attention(q, q, q, 0.3))
-    assert mx.get_peak_memory() - before < 32 * cpu.operations.SCORES
+    with peak_memory() as peak:
+        mx.eval(cpu.attention(q, q, q, 0.3))
+    assert peak.bytes < 32 * cpu.operations.SCORES

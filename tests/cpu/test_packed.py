@@ -5,6 +5,7 @@ from dataclasses import astuple
 import mlx.core as mx
 import pytest
 from packings import ALL, matrix
+from peak_memory import peak_memory
 
 from kleinlite.cpu import speed_up
 from kleinlite.cpu.packed import decode_e4m3, matmul_in_pieces, whole_words
@@ -63,11 +64,10 @@ def test_one_decoded_matrix_at_a_time(kind):
     mx.eval(x, [m.tensors for m in matrices])
     del w
     mx.clear_cache()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    for m in matrices:
-        layer = QuantizedLinear(m)
-        speed_up(layer)
-        x = layer(x)
-    mx.eval(x)
-    assert mx.get_peak_memory() - before < 1.3 * 4 * d * d
+    with peak_memory() as peak:
+        for m in matrices:
+            layer = QuantizedLinear(m)
+            speed_up(layer)
+            x = layer(x)
+        mx.eval(x)
+    assert peak.bytes < 1.3 * 4 * d * d

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import pytest
+from peak_memory import peak_memory
 from stand_in_hub import TINY
 
 from kleinlite.autoencoder import Autoencoder
@@ -81,10 +82,9 @@ def test_features_do_not_hold_on_to_the_encoder():
     """They are computed before the encoder goes. If not, its weights would come back for them, and stay."""
     features = tiny().encode_prompt("a")
     mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    mx.eval(features)
-    assert mx.get_peak_memory() <= before, "there was something left to compute"
+    with peak_memory() as peak:
+        mx.eval(features)
+    assert peak.bytes <= 0, "there was something left to compute"
 
 
 def test_keep_loaded():

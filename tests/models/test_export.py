@@ -12,6 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from packings import WISH
+from peak_memory import peak_memory
 from stand_in_hub import TINY
 
 from kleinlite import Klein
@@ -95,11 +96,10 @@ def test_a_copy_without_its_packing(tmp_path):
 @CPU
 def test_a_copy_needs_little_memory(tmp_path):
     mx.clear_cache()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    export.quantize_model("nano", tmp_path / "q", 4, progress=False)
-    largest = max(w.nbytes for w in open_checkpoint("nano", dtype=mx.float32).weights("transformer").values())
-    assert mx.get_peak_memory() - before < 3 * largest
+    with peak_memory() as peak:
+        export.quantize_model("nano", tmp_path / "q", 4, progress=False)
+        largest = max(w.nbytes for w in open_checkpoint("nano", dtype=mx.float32).weights("transformer").values())
+    assert peak.bytes < 3 * largest
 
 
 # ---------------------------------------------------------------- killed, or two at once

@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from peak_memory import peak_memory
 from test_formats import NANO, header_only
 
 from kleinlite.autoencoder import Autoencoder
@@ -101,16 +102,15 @@ def place(module, shapes: dict[str, tuple[int, ...]], rules, tensors: int, value
     """Match lazy zeros of these names and shapes with the module, and check the count of tensors and of values."""
     assert len(shapes) == tensors
     assert sum(math.prod(shape) for shape in shapes.values()) == values
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    # bool for the counter, so that it would be noticed among the weights
-    arrays = {prefix + name: mx.zeros(shape, mx.bfloat16 if shape else mx.bool_) for name, shape in shapes.items()}
-    weights = match_weights(module, arrays, rules)
-    ours = dict(tree_flatten(module.parameters()))
-    assert {name: w.shape for name, w in weights.items()} == {name: w.shape for name, w in ours.items()}
-    assert {w.dtype for w in weights.values()} == {mx.bfloat16}
-    assert sum(w.size for w in weights.values()) == values - (() in shapes.values())
-    assert mx.get_peak_memory() - before < 2**20, "something was computed: a real model would not fit"
+    with peak_memory() as peak:
+        # bool for the counter, so that it would be noticed among the weights
+        arrays = {prefix + name: mx.zeros(shape, mx.bfloat16 if shape else mx.bool_) for name, shape in shapes.items()}
+        weights = match_weights(module, arrays, rules)
+        ours = dict(tree_flatten(module.parameters()))
+        assert {name: w.shape for name, w in weights.items()} == {name: w.shape for name, w in ours.items()}
+        assert {w.dtype for w in weights.values()} == {mx.bfloat16}
+        assert sum(w.size for w in weights.values()) == values - (() in shapes.values())
+    assert peak.bytes < 2**20, "something was computed: a real model would not fit"
 
 
 LAYOUTS = ["folder", "single file"]
@@ -217,11 +217,10 @@ def write_model(folder: Path, size: str, text_size: str, added: dict, transforme
 
 def opened(path: Path, **more) -> Checkpoint:
     """Open it, build all parts, and see that nothing was read or computed."""
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    checkpoint = open_checkpoint(path, dtype=mx.float32, **more)
-    checkpoint.load_transformer(), checkpoint.load_text_encoder(), checkpoint.load_autoencoder()
-    assert mx.get_peak_memory() - before < 2**20
+    with peak_memory() as peak:
+        checkpoint = open_checkpoint(path, dtype=mx.float32, **more)
+        checkpoint.load_transformer(), checkpoint.load_text_encoder(), checkpoint.load_autoencoder()
+    assert peak.bytes < 2**20
     return checkpoint
 
 
