@@ -67,7 +67,7 @@ from .data import (
     train_tokenizer,
 )
 from .evaluate import contact_sheet
-from .redraw import Redrawn, draw_again
+from .redraw import APART, FIRST, WIDER, Redrawn, draw_again
 from .stages import ABOUT, STAGES, STEPS, add_arguments
 
 GRID = (6, 6)
@@ -137,7 +137,7 @@ class Recipe:
         self, name: str, model: nn.Module, optimizer: optim.Optimizer, loss: Callable[..., mx.array],
         batches: Callable[[int], Iterable[Any]], report: Callable[[], str], decay: float,
     ) -> None:  # fmt: skip
-        """One stage: train to its last step, with a line in RUNS/log at each look."""
+        """One stage, or a round of one: train to its last step, with a line in RUNS/log at each look."""
         run = Run(self.file(name), model, optimizer, decay=decay)
         started = time.perf_counter()
         first = run.step
@@ -149,7 +149,7 @@ class Recipe:
                 file.write(f"{name} {run.step}: {text}, {seconds:.2f} s per step\n")
             return text
 
-        train_with_progress(run, self.cfg.steps[name], loss, batches, write_log, self.cfg.every)
+        train_with_progress(run, self.cfg.steps[name.partition("-")[0]], loss, batches, write_log, self.cfg.every)
 
     def load(self, name: str, module: nn.Module) -> Any:
         """A part as an earlier stage left it, frozen."""
@@ -217,7 +217,9 @@ class Recipe:
             averaged = load_average(self.file("autoencoder"), Autoencoder(cfg.autoencoder))
             return f"held-out PSNR {psnr(averaged.decode(averaged.encode(pixels)), pixels):.2f} dB"
 
-        batches = lambda step: autoencoder_batch(step, 16, cfg.size, cfg.size // 2)
+        def batches(step: int) -> tuple[mx.array, ...]:
+            return autoencoder_batch(step, 16, cfg.size, cfg.size // 2)
+
         self.train("autoencoder", model, optimizer, autoencoder_loss, batches, report, decay=0.995)
 
     def text_encoder(self) -> None:
@@ -232,8 +234,13 @@ class Recipe:
         model.embed_tokens.weight = 0.5 * mx.random.normal(shape, key=mx.random.key(2))
         optimizer = optim.AdamW(learning_rate(2e-3, steps), betas=[0.9, 0.98], weight_decay=0.0, bias_correction=True)
         held = text_batch(tokenizer, tokens, HELD_OUT, 64)
-        report = lambda: f"other scenes {text_encoder_loss(model, *held).item():.3f} nats per token"
-        batches = lambda step: text_batch(tokenizer, tokens, step, 64)
+
+        def report() -> str:
+            return f"other scenes {text_encoder_loss(model, *held).item():.3f} nats per token"
+
+        def batches(step: int) -> tuple[mx.array, ...]:
+            return text_batch(tokenizer, tokens, step, 64)
+
         self.train("text_encoder", model, optimizer, text_encoder_loss, batches, report, decay=0.995)
 
     def transformer(self) -> None:
@@ -251,7 +258,10 @@ class Recipe:
             return velocity_loss(model, clean, batch.txt, t, eps, batch.rope, references)
 
         optimizer = flow_optimizer(self.cfg.steps["transformer"])
-        report = lambda: self.draw_samples("transformer", distilled=False)
+
+        def report() -> str:
+            return self.draw_samples("transformer", distilled=False)
+
         self.train("transformer", model, optimizer, loss, self.curriculum(), report, decay=0.999)
 
     def distill(self) -> None:
@@ -268,15 +278,25 @@ class Recipe:
             return distill_loss(model, teacher, batch, empty, guidance, segment, key)
 
         optimizer = flow_optimizer(self.cfg.steps["distill"], rate=0.3)
-        report = lambda: self.draw_samples("distill", distilled=True)
+
+        def report() -> str:
+            return self.draw_samples("distill", distilled=True)
+
         self.train("distill", student, optimizer, loss, self.curriculum().student_batch, report, decay=0.99)
 
     def redraw(self) -> None:
-        """The student's own pictures, drawn again; every fourth step is one of distillation, as before."""
+        """The student's own pictures, drawn again, in rounds: each begins with what the one before has left."""
+        left = "distill"
+        for number in range(len(WIDER)):
+            name = f"redraw-{number + 1}" if number + 1 < len(WIDER) else "redraw"
+            self.redraw_round(number, name, self.load(left, Transformer(self.cfg.transformer)))
+            left = name
+
+    def redraw_round(self, number: int, name: str, student: Transformer) -> None:
+        """One round; every fourth step is one of distillation, as before."""
         text_encoder = self.load_text_encoder()
         teacher = self.load("transformer", Transformer(self.cfg.transformer))
-        student = self.load("distill", Transformer(self.cfg.transformer))
-        own = self.own_drawings(student)
+        own = self.own_drawings(number, student)
         student.unfreeze()
         empty = text_encoder(*tokenize(self.load_tokenizer(), [""], self.cfg.text_encoder.max_length))
         curriculum = self.curriculum()
@@ -296,16 +316,20 @@ class Recipe:
             return distill_loss(model, teacher, batch, empty, guidance, segment, key)
 
         optimizer = flow_optimizer(self.cfg.steps["redraw"], rate=0.15)
-        report = lambda: self.draw_samples("redraw", distilled=True)
-        self.train("redraw", student, optimizer, loss, batches, report, decay=0.99)
 
-    def own_drawings(self, student: Transformer) -> Redrawn:
-        """What redraw learns from, drawn before its first step."""
-        path = self.file("drawings")
+        def report() -> str:
+            return self.draw_samples(name, distilled=True)
+
+        self.train(name, student, optimizer, loss, batches, report, decay=0.99)
+
+    def own_drawings(self, number: int, student: Transformer) -> Redrawn:
+        """What a round learns from, drawn before its first step."""
+        path = self.file(f"drawings-{number + 1}")
         if is_rank_zero() and not path.exists():
             own = draw_again(
                 self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
-                self.load_tokenizer(), GRID, progress=lambda rows: tqdm(rows, desc="drawing again"),
+                self.load_tokenizer(), GRID, WIDER[number], FIRST + APART * number,
+                lambda rows: tqdm(rows, desc="drawing again"),
             )  # fmt: skip
             write_arrays(path, own._asdict())
         copy_from_rank_zero(path)

@@ -6,7 +6,8 @@ noisy latents the student's last step shall lead to the drawing. Its other steps
 out too far from any drawing teaches nothing.
 
 Its noise decides where a thing stands, so no target is a blur of places. But whoever learns to listen less to the
-noise loses places along with dents. So drawings stand further from the mean than the pictures did (`WIDER`).
+noise loses places along with dents. So drawings stand further from the mean than the pictures did (`WIDER`). Each
+round draws fresh captions by what the round before has left.
 
 Rejection sampling and expert iteration in the small: Anthony et al. 2017, arXiv 1705.08439; Zelikman et al. 2022,
 arXiv 2203.14465. On its own path: Liu et al. 2022, arXiv 2209.03003 (reflow). How models that learn from themselves
@@ -52,10 +53,12 @@ from .curriculum import allowed_scenes
 from .evaluate import detected, place_of, requested
 from .shapes import UNCLEAR, background_of, cut_out, overlaps, pixels
 
-FIRST = 50_000_000  # scenes from this seed on
+FIRST = 50_000_000  # scenes from this seed on, in the first round
+APART = 10_000_000  # seeds between the first scenes of two rounds
 TURNS = (3, 3, 0, 3, 3, 1, 3, 3, 2)  # by turns, of the four steps: the last one learns, the others stay as they are
 FARTHEST = 16.0  # levels, root mean square, between a picture and its drawing
-WIDER = (2.0, 1.4)  # how much further from the mean of its place a lone shape is drawn, and one of two
+# How much further from the mean of its place a lone shape is drawn, and one of two; by rounds.
+WIDER = ((2.0, 1.4), (1.6, 1.25), (1.8, 1.4))
 BATCH = 32
 
 
@@ -140,10 +143,13 @@ def accepted(picture: Image.Image, scene: Scene, caption: str) -> tuple[Scene, l
     return seen if difference(picture, draw_shapes(*seen, picture.width)) < FARTHEST else None
 
 
-def widened(seen: Sequence[tuple[Scene, list[Spot]]], wider: Sequence[float] = WIDER) -> list[list[Spot]]:
+def widened(seen: Sequence[tuple[Scene, list[Spot]]], wider: Sequence[float] = WIDER[0]) -> list[list[Spot]]:
     """The spots, further from the mean of those of the same kind and place in as many shapes."""
     groups: defaultdict[tuple[str, str, int], list[Spot]] = defaultdict(list)
-    key = lambda scene, thing: (thing.kind, thing.place, len(scene.things))
+
+    def key(scene: Scene, thing: Thing) -> tuple[str, str, int]:
+        return (thing.kind, thing.place, len(scene.things))
+
     for scene, spots in seen:
         for thing, spot in zip(scene.things, spots):
             groups[key(scene, thing)].append(spot)
@@ -160,16 +166,20 @@ def widened(seen: Sequence[tuple[Scene, list[Spot]]], wider: Sequence[float] = W
 
 def draw_again(
     pictures: int, student: Transformer, text_encoder: TextEncoder, autoencoder: Autoencoder, tokenizer: Tokenizer,
-    grid: tuple[int, int], wider: Sequence[float] = WIDER, progress: Callable[[Iterable], Iterable] = iter,
+    grid: tuple[int, int], wider: Sequence[float] = WIDER[0], first: int = FIRST,
+    progress: Callable[[Iterable], Iterable] = iter,
 ) -> Redrawn:  # fmt: skip
-    """Draw `pictures` fresh captions, draw what came out again, and keep what both agree on. wider: see `WIDER`."""
-    cases = list(itertools.islice(fresh_captions(), pictures))
+    """Draw `pictures` captions of the seeds from `first` on, draw what came out again, and keep what both agree on.
+
+    wider: for pictures of one and of two shapes, see `WIDER`.
+    """
+    cases = list(itertools.islice(fresh_captions(first), pictures))
     kept: list[tuple[mx.array, mx.array, mx.array]] = []
     seen: list[tuple[Scene, list[Spot]]] = []
     for i in progress(range(0, len(cases), BATCH)):
         some = cases[i : i + BATCH]
         ids, mask = tokenize(tokenizer, [caption for _, caption in some], text_encoder.cfg.max_length)
-        noise = mx.random.normal((len(some), grid[0] * grid[1], 128), key=mx.random.key(FIRST + i))
+        noise = mx.random.normal((len(some), grid[0] * grid[1], 128), key=mx.random.key(first + i))
         path = own_path(student, noise, encode_batch(student, text_encoder, grid, noise, noise[:, :0], ids, mask))
         whole = mx.stack(path, axis=1)
         for j, picture in enumerate(to_images(autoencoder.decode(path[-1].reshape(-1, *grid, 128)))):

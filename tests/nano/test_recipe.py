@@ -70,10 +70,11 @@ def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, caps
         klein = Klein.from_pretrained(folder / model)
         assert klein.info.distilled == distilled and klein("a tree", seed=1, steps=1, progress=False).size == (96, 96)
     assert {p.name for p in folder.glob("*.png")} == {
-        "transformer.png", "distill.png", "redraw.png"
+        "transformer.png", "distill.png", "redraw-1.png", "redraw-2.png", "redraw.png"
     }  # fmt: skip
     assert [line.split(":")[0] for line in (folder / "log").read_text().splitlines()] == [
-        "autoencoder 2", "text_encoder 2", "transformer 2", "distill 2", "redraw 2"
+        "autoencoder 2", "text_encoder 2", "transformer 2", "distill 2",
+        "redraw-1 2", "redraw-2 2", "redraw 2",
     ]  # fmt: skip
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}
     recipe.train(folder, cfg=SMALL)

@@ -92,8 +92,8 @@ def test_targets_stand_further_from_the_mean_of_their_kind_and_place():
     other = Scene((Thing("circle", "blue", "left"),), background="white")
     seen = [(one, [Spot(0.5, 0.5, 0.3)]), (one, [Spot(0.52, 0.5, 0.28)]), (other, [Spot(0.2, 0.4, 0.19)])]
     (first,), (second,), (alone,) = redraw.widened(seen)
-    assert first == pytest.approx((0.51 - 0.01 * redraw.WIDER[0], 0.5, 0.29 + 0.01 * redraw.WIDER[0]))
-    assert second == pytest.approx((0.51 + 0.01 * redraw.WIDER[0], 0.5, 0.29 - 0.01 * redraw.WIDER[0]))
+    assert first == pytest.approx((0.51 - 0.01 * redraw.WIDER[0][0], 0.5, 0.29 + 0.01 * redraw.WIDER[0][0]))
+    assert second == pytest.approx((0.51 + 0.01 * redraw.WIDER[0][0], 0.5, 0.29 - 0.01 * redraw.WIDER[0][0]))
     assert alone == pytest.approx((0.2, 0.4, 0.19))
 
 
