@@ -17,6 +17,9 @@ from PIL import Image
 __all__ = ["Mistake", "insert_mistakes", "read_mistakes"]
 
 MARKER = re.compile(r"(?<!\\)\{\{#mistake (\w+): (.+?)\}\}")
+COMPARED = re.compile(
+    r"^(.+): caught by (.+); the judge finds (\d+) of (\d+), before (\d+); ([\d.]+) levels changed$", re.M
+)
 ROW, COLUMNS = 96, 4  # pixels of a picture's place in what `plots.rows` draws, and pictures in a row
 Names = dict[str, ast.expr]
 
@@ -27,6 +30,7 @@ class Mistake(NamedTuple):
     code: str  # a code block in Markdown: what was changed, and into what
     where: str  # the function, "position_ids.apply_rope"
     caught: str  # the checks that noticed: "last id"
+    judged: str  # a sentence: what the judge finds in the pictures
     picture: Image.Image  # above four pictures drawn rightly, below the same with the mistake
 
 
@@ -60,19 +64,24 @@ def read_mistakes(notebook: dict) -> dict[str, Mistake]:
     if not compared:
         return {}
     texts = ["".join(output["text"]) for output in compared["outputs"] if output["output_type"] == "stream"]
-    caught = dict(re.findall(r"^(.+): caught by (.+)$", "".join(texts), re.M))
+    told = {name: about for name, *about in COMPARED.findall("".join(texts))}
     stored = [output["data"]["image/jpeg"] for output in compared["outputs"] if "image/jpeg" in output.get("data", {})]
     if not stored:
         raise ValueError("the cell with mistakes.compare stores no picture")
     sheet = Image.open(io.BytesIO(base64.b64decode("".join(stored[0])))).convert("RGB")
-    margin, right = divmod(sheet.height - ROW * (1 + len(caught)), 2)
+    margin, right = divmod(sheet.height - ROW * (1 + len(told)), 2)
     if right or not 0 <= margin < ROW // 4:
-        raise ValueError(f"its picture is not {1 + len(caught)} rows of {ROW} pixels")
+        raise ValueError(f"its picture is not {1 + len(told)} rows of {ROW} pixels")
     nodes = [node for cell in cells for node in parse_cell("".join(cell["source"]))]
     names, mistakes = read_assignments(nodes), {}
-    for row, (name, value) in enumerate(zip(caught, read_values(names["wrong"], caught)), start=1):
+    for row, (name, value) in enumerate(zip(told, read_values(names["wrong"], list(told))), start=1):
         where, code = describe_change(value, names, nodes)
-        mistakes[name] = Mistake(code, where, caught[name], crop_pair(sheet, margin, row))
+        caught, found, of, before, levels = told[name]
+        judged = (
+            f"The judge finds {found} of the {of} attributes that the captions ask for, with the right line {before}; "
+            f"{levels} of 255 levels changed on average."
+        )
+        mistakes[name] = Mistake(code, where, caught, judged, crop_pair(sheet, margin, row))
     return mistakes
 
 
@@ -98,11 +107,11 @@ def read_assignments(nodes: list[ast.stmt]) -> Names:
     return names
 
 
-def read_values(wrong: ast.expr, caught: dict[str, str]) -> list[ast.expr]:
+def read_values(wrong: ast.expr, told: list[str]) -> list[ast.expr]:
     """The values of the dictionary `wrong`, whose keys must be the mistakes that were compared."""
     keys = [ast.literal_eval(key) for key in wrong.keys] if isinstance(wrong, ast.Dict) else []
-    if keys != list(caught):
-        raise ValueError(f"`wrong` has {keys}, but the outputs tell of {list(caught)}: run the notebook")
+    if keys != told:
+        raise ValueError(f"`wrong` has {keys}, but the outputs tell of {told}: run the notebook")
     return wrong.values
 
 
@@ -156,5 +165,5 @@ def render_mistake(chapter: str, name: str, mistake: Mistake, show: Callable[...
         show(base64.b64encode(file.getvalue()).decode(), words, size),
         f"**{name}**, in `{mistake.where}` ({link}):",
         mistake.code,
-        f"Caught by the check: *{mistake.caught}*.",
+        f"Caught by the check: *{mistake.caught}*. {mistake.judged}",
     ])  # fmt: skip

@@ -16,11 +16,13 @@ import re
 import shutil
 import struct
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from kleinlite.nano import limits
+from tools.atlas import read_mistakes
 
 SCRIPTS = Path(__file__).parent / "javascript"
 NANO = Path(__file__).parents[1] / "kleinlite" / "nano" / "weights"
@@ -170,10 +172,22 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     size = json.loads(files["vae/config.json"])["sample_size"]
     sums = {path: [len(content), hashlib.sha256(content).hexdigest()] for path, content in sorted(files.items())}
     says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size, "FILES": sums, "LIMITS": say_limits()}
+    says["JUDGED"] = say_judged(source)
     served = (".js", ".wasm", ".css", ".bin")
     scripts = {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in served}
     scripts["model.js"] = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in says.items()).encode()
     return f"{FOLDER}/{write_folder(source / FOLDER, 'scripts', scripts)}", problems
+
+
+def say_judged(source: Path) -> dict[str, str]:
+    """What the judge says of the atlas's mistakes, by name, as the chapters in a folder store it."""
+    said: dict[str, str] = {}
+    for path in sorted(source.glob("[0-9]*.ipynb")):
+        with suppress(ValueError):  # stored in another way: the atlas says so
+            said |= {
+                name: mistake.judged for name, mistake in read_mistakes(json.loads(path.read_text("utf-8"))).items()
+            }
+    return said
 
 
 def say_limits() -> dict[str, list[str] | int | str]:

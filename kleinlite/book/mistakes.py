@@ -69,8 +69,14 @@ class Effect(NamedTuple):
     """What a mistake does: to the pictures, to what they show, and to the checks."""
 
     levels: float  # mean difference from the right pictures, in levels of 255
-    asked: float  # share of what the captions ask for that the judge sees
+    found: int  # attributes that the captions ask for and the judge sees
+    attributes: int  # that the captions ask for
     caught: list[str]  # the checks that fail
+
+    @property
+    def asked(self) -> float:
+        """Share of what the captions ask for that the judge sees."""
+        return self.found / self.attributes
 
 
 def compare(
@@ -95,13 +101,16 @@ def compare(
         right = right or pictures
         off = [255 * float(mx.abs(array(a) - array(b)).mean()) for a, b in zip(pictures, right)]
         seen = [ok for result in examine(pictures, cases) for ok in result.values()]
-        effect = Effect(sum(off) / len(off), sum(seen) / len(seen), caught)
+        effect = Effect(sum(off) / len(off), sum(seen), len(seen), caught)
         effects[name] = effect
-        counted = f"{effect.levels:.1f} levels changed\n{sum(seen)} of {len(seen)} found"
+        counted = f"{effect.levels:.1f} levels changed\n{effect.found} of {effect.attributes} found"
         rows[f"{textwrap.fill(name, 20)}\n{counted}"] = pictures[:4]
     plots.rows(rows)
     if effects["right"].caught:
         raise UserError(f"A check that fails without a mistake tells nothing: {', '.join(effects['right'].caught)}.")
     for name in wrong:
-        print(f"{name}: caught by {', '.join(effects[name].caught) or 'no check of this chapter'}")
+        effect = effects[name]
+        caught = ", ".join(effect.caught) or "no check of this chapter"
+        judged = f"the judge finds {effect.found} of {effect.attributes}, before {effects['right'].found}"
+        print(f"{name}: caught by {caught}; {judged}; {effect.levels:.1f} levels changed")
     return effects

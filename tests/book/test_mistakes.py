@@ -53,13 +53,20 @@ def test_compare(capsys):
     scenes = [sample(seed) for seed in range(3)]
     told = [(scene, captions(scene)[-1]) for scene in scenes]
     world = {"dark": False}
-    pictures = lambda: [draw(s).point(lambda v: v // 4) if world["dark"] else draw(s) for s in scenes]
+
+    def pictures():
+        return [draw(s).point(lambda v: v // 4) if world["dark"] else draw(s) for s in scenes]
+
     wrong = {"lights off": patch.dict(world, dark=True), "nothing": patch.dict(world)}
     effects = mistakes.compare(pictures, told, wrong, {"light": lambda: not world["dark"]})
-    assert effects["right"] == effects["nothing"] == (0, 1, [])
+    right = effects["right"]
+    assert right == effects["nothing"] == (0, right.attributes, right.attributes, []) and right.asked == 1
     assert effects["lights off"].levels > 50 and effects["lights off"].asked < 1
     assert effects["lights off"].caught == ["light"]
     said = capsys.readouterr().out
-    assert "lights off: caught by light\n" in said and "nothing: caught by no check of this chapter\n" in said
+    dark = effects["lights off"]
+    judged = f"the judge finds {dark.found} of {right.found}, before {right.found}; {dark.levels:.1f} levels changed"
+    assert f"lights off: caught by light; {judged}\n" in said
+    assert "nothing: caught by no check of this chapter; " in said
     with pytest.raises(ValueError, match="tells nothing: always"):
         mistakes.compare(pictures, told, {}, {"always": lambda: False})

@@ -18,7 +18,12 @@ DRAWN = "document.querySelector('#live-draw output').value.startsWith('Drawn in'
 WORDS = "spans => spans.map(span => span.firstChild.textContent)"  # without their ids
 SAYS = "#live-draw output"
 ROOT = Path(__file__).resolve().parents[2]
-says = lambda text: f"document.querySelector('#live-draw output').value.includes({json.dumps(text)})"
+
+
+def says(text):
+    return f"document.querySelector('#live-draw output').value.includes({json.dumps(text)})"
+
+
 BIG = "#live-draw .layers > canvas:first-child"
 LONG = 60_000
 
@@ -168,7 +173,10 @@ def test_a_mask(draw, nano, tmp_path):
     page.click("text=Paint a mask")
     page.locator(SHEET).scroll_into_view_if_needed()
     box = page.locator(SHEET).bounding_box()
-    at = lambda x, y: (box["x"] + x / 96 * box["width"], box["y"] + y / 96 * box["height"])
+
+    def at(x, y):
+        return (box["x"] + x / 96 * box["width"], box["y"] + y / 96 * box["height"])
+
     page.mouse.move(*at(12, 72))
     page.mouse.down()
     for x, y in ((40, 72), (40, 56), (10, 56)):
@@ -231,6 +239,7 @@ def test_a_mistake_beside_the_right_picture(draw, nano):
     assert "- [t, Math.floor(i / gw), i % gw, 0]\n+ [t, i % gw, Math.floor(i / gw), 0]" in page.inner_text(
         "details pre"
     )
+    assert "In the atlas's pictures: The judge finds " in page.inner_text("details")
     assert page.locator("details [aria-pressed=true]").all_inner_texts() == ["h and w swapped"]
     page.click("button.chief")
     page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)

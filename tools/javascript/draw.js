@@ -3,7 +3,7 @@ import { Brush } from "./brush.js";
 import { calm, make, megabytes, paint, Painter } from "./painter.js";
 import { describeLimits } from "./limits.js";
 import { MISTAKES } from "./mistakes.js";
-import { BYTES, SIZE } from "./model.js";
+import { BYTES, JUDGED, SIZE } from "./model.js";
 import { describe, png } from "./png.js";
 import { figure, toggles } from "./views.js";
 
@@ -383,6 +383,7 @@ async function drawMistake(name) {
       make("code", {}, lines.map(([right, wrong]) => `- ${right}\n+ ${wrong}`).join("\n")),
     ),
     make("p", {}, `${apart.toFixed(1)} of 255 levels changed on average.`),
+    make("p", {}, `In the atlas's pictures: ${JUDGED[name]}`),
   );
 }
 
