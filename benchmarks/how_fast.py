@@ -152,7 +152,10 @@ def write_notes(found: dict) -> list[str]:
                 f"{mine / others:.2f} times as much."
             )
     alone, busy = timings.get("step", {}), timings.get(f"step{BUSY}", {})
-    times = lambda timing, base: f"{ratios(timing, base)[0]:.2f} times ({ratios(timing, base)[2]:.2f} processor)"
+
+    def times(timing, base):
+        return f"{ratios(timing, base)[0]:.2f} times ({ratios(timing, base)[2]:.2f} processor)"
+
     packed = {bits: timings.get(f"step, {bits} bits", {}).get("kleinlite") for bits in (8, 4)}
     if all(packed.values()) and "kleinlite" in alone:
         of = [f"{times(timing, alone['kleinlite'])} in {bits} bits" for bits, timing in packed.items()]
@@ -198,7 +201,9 @@ def draw_plot(path: Path, timings: dict[str, dict[str, Timing]], work: dict[str,
     from matplotlib.figure import Figure
     from PIL import Image
 
-    fastest = lambda stage, i: work[stage][i] / min((t.best for t in timings.get(stage, {}).values()), default=0)
+    def fastest(stage, i):
+        return work[stage][i] / min((t.best for t in timings.get(stage, {}).values()), default=0)
+
     limits = fastest("product", 0), fastest("copy", 1)
     figure = Figure(figsize=(7.6, 0.36 * len(timings) + 1.1), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))

@@ -155,7 +155,10 @@ def take_turns(commands: dict[tuple[str, str], list], turns: int, threads: int |
     A program that dies is left out of the stage and named; the others go on.
     """
     found, workers, said, answers = Found({}, {}, []), {}, {}, {}
-    worker_of = lambda stage, program: (stage.removesuffix(BUSY), program)
+
+    def worker_of(stage, program):
+        return (stage.removesuffix(BUSY), program)
+
     try:
         for (stage, program), command in commands.items():  # one after the other: no preparation disturbs another
             key = worker_of(stage, program)

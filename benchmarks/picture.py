@@ -154,7 +154,10 @@ def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) ->
         "step": plan.transformer + plan.step,
         "decode": all_parts_fit(plan) * plan.transformer + plan.autoencoder + plan.decode,
     }
-    count = lambda module: sum(w.size for _, w in tree_flatten(module.parameters()))
+
+    def count(module):
+        return sum(w.size for _, w in tree_flatten(module.parameters()))
+
     used, vae = count_parameters(TextEncoder, text_cfg), Autoencoder(vae_cfg)  # only some layers are read
     read = {
         "prompt": on_disk("text_encoder") * used / count(TextEncoder(text_cfg)),
@@ -162,14 +165,20 @@ def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) ->
         "decode": on_disk("autoencoder") * count(vae.decoder) / count(vae),
     }
     stages = ["prompt", "load", *(f"step {i}" for i in range(1, steps + 1)), "decode"]
-    cost = lambda kind: Cost(seconds.get(kind, math.nan), base + memory[kind], memory[kind], read.get(kind, 0.0))
+
+    def cost(kind):
+        return Cost(seconds.get(kind, math.nan), base + memory[kind], memory[kind], read.get(kind, 0.0))
+
     return {stage: cost(stage.split()[0]) for stage in stages}
 
 
 def format_table(measured: dict[str, Cost], predicted: dict[str, Cost]) -> str:
     """Markdown: each number measured, and in brackets predicted."""
     lines = ["| stage | seconds | resident, GB | MLX's arrays, GB | read, GB |", "|---|--:|--:|--:|--:|"]
-    pair = lambda a, b, digits: f"{a:.{digits}f} ({'–' if math.isnan(b) else f'{b:.{digits}f}'})"
+
+    def pair(a, b, digits):
+        return f"{a:.{digits}f} ({'–' if math.isnan(b) else f'{b:.{digits}f}'})"
+
     for stage, cost in measured.items():
         scaled = [(cost[i] / (1, 1e9, 1e9, 1e9)[i], predicted[stage][i] / (1, 1e9, 1e9, 1e9)[i]) for i in range(4)]
         lines.append(f"| {stage} | {pair(*scaled[0], 1)} | " + " | ".join(pair(*s, 2) for s in scaled[1:]) + " |")

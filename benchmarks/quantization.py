@@ -76,7 +76,10 @@ def measure_costs(
 ) -> Iterator[Cost]:
     """Each setting's cost, one after the other. request: size and steps of the pictures, as for a `Klein`."""
     seeds = list(range(len(prompts)))
-    draw = lambda klein: [to_pixels(x) for x in klein(list(prompts), seed=seeds, progress=False, **request)]
+
+    def draw(klein):
+        return [to_pixels(x) for x in klein(list(prompts), seed=seeds, progress=False, **request)]
+
     exact = draw(Klein.from_pretrained(name))
     for setting in settings:
         errors, nbytes = measure_layer_errors(name, QUANT_SPECS[setting])

@@ -331,12 +331,20 @@ def shape_corners(kind: str, x: float, y: float, r: float) -> list[tuple[float, 
     if kind == "diamond":
         return [(x, y - r * 1.1), (x + r * 0.75, y), (x, y + r * 1.1), (x - r * 0.75, y)]
     if kind == "star":
-        radius = lambda i: r * (1.1 if i % 2 == 0 else 0.46)
-        turn = lambda i: -math.pi / 2 + i * math.pi / 5
+
+        def radius(i: int) -> float:
+            return r * (1.1 if i % 2 == 0 else 0.46)
+
+        def turn(i: int) -> float:
+            return -math.pi / 2 + i * math.pi / 5
+
         return [(x + radius(i) * math.cos(turn(i)), y + radius(i) * math.sin(turn(i))) for i in range(10)]
     if kind == "heart":
         ts = [2 * math.pi * i / 60 for i in range(60)]
-        depth = lambda t: 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
+
+        def depth(t: float) -> float:
+            return 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
+
         return [(x + r * math.sin(t) ** 3, y - r * depth(t) / 16 + r * 0.05) for t in ts]
     return [(x + r * math.cos(2 * math.pi * i / 60), y + r * math.sin(2 * math.pi * i / 60)) for i in range(60)]
 

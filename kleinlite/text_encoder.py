@@ -9,7 +9,7 @@ Sources: Qwen3: Yang et al. 2025, arXiv 2505.09388. Grouped queries: Ainslie et 
 Shazeer 2020, arXiv 2002.05202. RMSNorm: Zhang and Sennrich 2019, arXiv 1910.07467. The template and the three
 layers: diffusers' Flux2KleinPipeline.
 
-Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 1002b7f3)
+Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal c6aa1414)
 """
 
 from dataclasses import dataclass
@@ -118,8 +118,13 @@ class Attention(nn.Module):
 
     def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
         b, m, _ = x.shape
-        split = lambda y, nh: y.reshape(b, m, nh, self._hd).transpose(0, 2, 1, 3)  # (b, nh, m, hd)
-        rope = lambda y: mx.fast.rope(y, self._hd, traditional=False, base=self._theta, scale=1.0, offset=0)
+
+        def split(y: mx.array, nh: int) -> mx.array:
+            return y.reshape(b, m, nh, self._hd).transpose(0, 2, 1, 3)  # (b, nh, m, hd)
+
+        def rope(y: mx.array) -> mx.array:
+            return mx.fast.rope(y, self._hd, traditional=False, base=self._theta, scale=1.0, offset=0)
+
         q = rope(self.q_norm(split(self.q_proj(x), self._heads)))
         k = rope(self.k_norm(split(self.k_proj(x), self._kv_heads)))
         v = split(self.v_proj(x), self._kv_heads)
@@ -169,10 +174,10 @@ class TextEncoder(nn.Module):
 
     def hidden_states(self, ids: mx.array, mask: mx.array, last: int) -> list[mx.array]:
         """The residual stream after 0 (the embedding), 1, …, `last` layers: last + 1 arrays (b, m, d)."""
-        look = attention_mask(mask)
+        allowed = attention_mask(mask)
         states = [self.embed_tokens(ids)]
         for layer in self.layers[:last]:
-            states.append(layer(states[-1], look))
+            states.append(layer(states[-1], allowed))
         return states
 
     def __call__(self, ids: mx.array, mask: mx.array) -> mx.array:

@@ -39,7 +39,9 @@ def loss_of(world, student, teacher, step, turn=1):
 @pytest.mark.parametrize("step", [0, 1, 2, 3])
 @pytest.mark.parametrize("turn", [1, 3])  # pictures, and edits, whose references are no part of the answer
 def test_nothing_to_learn_from_a_constant_field(world, step, turn):
-    constant = lambda value: Net(lambda img, txt, t: mx.full(img.shape, value))
+    def constant(value):
+        return Net(lambda img, txt, t: mx.full(img.shape, value))
+
     assert loss_of(world, constant(0.5), constant(0.5), step, turn) < 1e-9
     assert loss_of(world, constant(1.5), constant(0.5), step, turn) == pytest.approx(1.0, abs=1e-4)
 
@@ -49,8 +51,13 @@ def test_nothing_to_learn_from_a_constant_field(world, step, turn):
 def test_the_student_learns_the_guided_answer(world, step, turn):
     """The teacher answers by prompt; the student is told the guided mean, of each picture with its own guidance."""
     empty = world[2](*tokenize(world[0], [""], 32))
-    asked = lambda txt: mx.any(txt != empty, axis=(1, 2)).astype(mx.float32)[:, None, None]
-    each = lambda txt: guidance_of(len(txt))[:, None, None]
+
+    def asked(txt):
+        return mx.any(txt != empty, axis=(1, 2)).astype(mx.float32)[:, None, None]
+
+    def each(txt):
+        return guidance_of(len(txt))[:, None, None]
+
     teacher = Net(lambda img, txt, t: mx.ones(img.shape) * asked(txt))
     guided = Net(
         lambda img, txt, t: classifier_free_guidance(asked(txt), 0 * asked(txt), each(txt)) * mx.ones(img.shape)
@@ -89,7 +96,10 @@ def test_a_compiled_loss_has_a_graph_for_each_step():
 def test_mean_velocity_leads_where_two_steps_lead():
     """A field that turns on the way: the mean velocity must end where two Euler steps of half the length end."""
     x, txt = mx.random.normal((2, 4, 3), key=mx.random.key(0)), mx.zeros((2, 1, 1))
-    field = lambda x, t, *_: t * x + 1
+
+    def field(x, t, *_):
+        return t * x + 1
+
     v = guided_mean_velocity(
         Net(lambda img, txt, t: field(img, t)), x, Batch(x, txt, None, mx.zeros((2, 0, 3))), txt[:1], 0.9, 0.5, 2.0
     )
@@ -99,7 +109,10 @@ def test_mean_velocity_leads_where_two_steps_lead():
 
 def test_a_path_is_what_the_sampler_walks():
     """And a drawing that lies straight ahead of it has nothing to teach."""
-    field = lambda x, t, *_: t * x + 1
+
+    def field(x, t, *_):
+        return t * x + 1
+
     net = Net(lambda img, txt, t: field(img, t))
     noise = mx.random.normal((2, 36, 3), key=mx.random.key(0))
     batch = Batch(noise, mx.zeros((2, 1, 1)), None, mx.zeros((2, 5, 3)))  # references are no part of it

@@ -112,7 +112,10 @@ class Reference:
     def check(self, run: str) -> None:
         """References, sigmas, the first velocity, every step and the picture."""
         wish = self.meta["runs"][run]
-        value = lambda name: self.expected.get(f"{run}.{name}")
+
+        def value(name):
+            return self.expected.get(f"{run}.{name}")
+
         pictures, box = self.pictures(run), None
         if len(pictures) == 1:
             filled_picture, box = fill_canvas(pictures[0])

@@ -120,7 +120,9 @@ def test_a_new_adapter_changes_nothing_and_is_all_that_learns(net):
 
 
 def test_gradients_with_checkpointing_are_the_same(net):
-    loss = lambda model: (answer(model) ** 2).mean()
+    def loss(model):
+        return (answer(model) ** 2).mean()
+
     value, gradients = nn.value_and_grad(net, loss)(net)
     enable_gradient_checkpointing(net)
     again, recomputed = nn.value_and_grad(net, loss)(net)

@@ -124,8 +124,13 @@ def test_weights_on_the_page_are_counted_right():
     (small, text, _), (large, text8, _), (sister, text35, _), (successor, text32, _) = (
         RELEASED_CONFIGS[name] for name in ("4b", "9b", "z-image", "flux3")
     )
-    whole = lambda cfg: sum(w.size for _, w in tree_flatten(TextEncoder(cfg).parameters()))
-    used = lambda cfg: count_parameters(TextEncoder, cfg) - cfg.d  # the last norm is not read either
+
+    def whole(cfg):
+        return sum(w.size for _, w in tree_flatten(TextEncoder(cfg).parameters()))
+
+    def used(cfg):
+        return count_parameters(TextEncoder, cfg) - cfg.d  # the last norm is not read either
+
     autoencoder = count_parameters(Autoencoder, AutoencoderConfig())
     counts = [count_parameters(network_of(cfg), cfg) for cfg in (small, large, sister, successor)]
     counts += [whole(text), used(text), used(text35), used(text32), whole(text8), used(text8)]

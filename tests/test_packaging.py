@@ -251,7 +251,10 @@ def test_the_wheel_draws_in_an_empty_folder(wheel, tmp_path):
     lent = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib"), "HF_HUB_OFFLINE": "1"}
     install = [python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check", wheel]
     subprocess.run(install, check=True, env=os.environ | {"PYTHONPATH": ""})
-    run = lambda *command: subprocess.run(command, cwd=folder, env=lent, capture_output=True, text=True)
+
+    def run(*command):
+        return subprocess.run(command, cwd=folder, env=lent, capture_output=True, text=True)
+
     where = run(python, "-c", "import kleinlite; print(kleinlite.__file__)")
     assert where.stdout.startswith(str(empty)), where.stdout + where.stderr
     said = run(program, "generate", "a red circle above a blue square", "--seed", "7", "-o", "circle.png")

@@ -262,7 +262,10 @@ def block_inputs(g: Golden, name: str):
     c = g.config[name]
     cfg = dit.TransformerConfig(heads=c["num_attention_heads"], axes=tuple(c["axes"]), mlp_ratio=c["mlp_ratio"])
     assert cfg.d == c["dim"]
-    rope = lambda ids: pos.rope_table(ids, cfg.axes, c["theta"])
+
+    def rope(ids):
+        return pos.rope_table(ids, cfg.axes, c["theta"])
+
     return cfg, rope
 
 

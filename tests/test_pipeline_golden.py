@@ -220,7 +220,10 @@ def test_guidance_uses_the_negative_prompt():
     """v = without + g · (with - without), and the empty prompt is what is taken if none is given."""
     klein = reference("base").klein
     wish = {"prompt": "a red circle", "width": 32, "height": 32, "steps": 1, "seed": 1, "progress": False}
-    v = lambda **more: next(klein.stream(**(wish | more))).velocity
+
+    def v(**more):
+        return next(klein.stream(**(wish | more))).velocity
+
     plain, empty, square = (v(guidance=1, prompt=p) for p in ("a red circle", "", "a blue square"))
     check(v(guidance=3), empty + 3 * (plain - empty))
     check(v(guidance=3, negative_prompt="a blue square"), square + 3 * (plain - square))
@@ -245,7 +248,10 @@ def test_stream_and_call_agree():
 def test_seeds():
     klein = reference("tiny").klein
     wish = {"width": 32, "height": 32, "steps": 1, "progress": False}
-    draw = lambda prompt, **more: klein(prompt, **wish, **more)
+
+    def draw(prompt, **more):
+        return klein(prompt, **wish, **more)
+
     seven, eight = draw("a", seed=7), draw("a", seed=8)
     assert seven.tobytes() == draw("a", seed=7).tobytes() == draw("a", noise=noise(7, 4)).tobytes()
     assert mx.abs(levels(seven) - levels(eight)).max().item() > 10

@@ -46,7 +46,10 @@ def test_neighbours_turn_together():
     """Pairs are (0, 1), (2, 3), …, not (0, 16), (1, 17), …: their length stays, and the first one turns fastest."""
     x, ids = normal(1, 2, 6, 32), image_ids(2, 3, t=3)
     turned = apply_rope(x, rope_table(ids, AXES))
-    length = lambda y: mx.sqrt((y.reshape(*y.shape[:-1], 16, 2) ** 2).sum(-1))
+
+    def length(y):
+        return mx.sqrt((y.reshape(*y.shape[:-1], 16, 2) ** 2).sum(-1))
+
     check(length(turned), length(x))
     one = mx.zeros((1, 1, 1, 32)) + (mx.arange(32) == 0)
     turned = apply_rope(one, rope_table(mx.array([[1, 0, 0, 0]]), AXES))

@@ -95,7 +95,10 @@ def test_an_instruction_names_one_change_or_none():
     )
     flat = Scene((circle, square), background="white", jitter=9)
     land = Scene((tree,), sky="day", ground="snow", sun_side="left", jitter=9)
-    things = lambda *things: replace(flat, things=things)
+
+    def things(*things):
+        return replace(flat, things=things)
+
     said = {
         "remove the circle": (flat, things(square)),
         "add a red circle": (things(square), flat),

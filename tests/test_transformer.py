@@ -48,7 +48,10 @@ def test_every_input_matters(model):
     out = model(img, txt, 0.7, img_ids, txt_ids)
     last = mx.concatenate([txt[:, :-1], txt[:, -1:] + 1], axis=1)  # also the last text token: there is no mask
     ref, ref_ids = normal(1, 4, 128, seed=2), reference_ids([(2, 2)])
-    with_ref = lambda ids: model(mx.concatenate([img, ref], 1), txt, 0.7, mx.concatenate([img_ids, ids]), txt_ids)
+
+    def with_ref(ids):
+        return model(mx.concatenate([img, ref], 1), txt, 0.7, mx.concatenate([img_ids, ids]), txt_ids)
+
     others = [
         model(img, last, 0.7, img_ids, txt_ids),
         model(img, txt, 0.6, img_ids, txt_ids),

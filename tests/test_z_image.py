@@ -194,7 +194,10 @@ def test_the_longest_prompt():
     klein = golden().klein
     features = encode_caption(klein.text_encoder, klein.tokenizer, "a red circle")
     tokens = features.shape[1]
-    at_most = lambda n: encode_caption(klein.text_encoder, klein.tokenizer, "a red circle", n)
+
+    def at_most(n):
+        return encode_caption(klein.text_encoder, klein.tokenizer, "a red circle", n)
+
     assert mx.array_equal(at_most(tokens), features)
     with pytest.raises(ValueError, match=f"has {tokens} tokens and this model reads {tokens - 1}"):
         at_most(tokens - 1)
@@ -432,9 +435,10 @@ def test_adapters(spelling, tmp_path):
     mx.save_safetensors(str(path), adapter(spelling))
     layer = golden().klein.transformer.layers[0].attention
     change = adapter("diffusers")
-    delta = lambda m: (
-        change[f"transformer.layers.0.{m}.lora_B.weight"] @ change[f"transformer.layers.0.{m}.lora_A.weight"]
-    )
+
+    def delta(m):
+        return change[f"transformer.layers.0.{m}.lora_B.weight"] @ change[f"transformer.layers.0.{m}.lora_A.weight"]
+
     x = mx.random.normal((1, 5, 32), key=mx.random.key(3))
     name = klein.loras.add(path, 0.5)
     changed = klein.transformer.layers[0].attention

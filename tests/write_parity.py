@@ -268,9 +268,16 @@ def page(errors: dict) -> str:
 def promises_too_much(stored: str, fresh: str) -> list[str]:
     """Rows in which a difference is now more than three times what the page says, and above 1e-6, which another
     processor's order of adding explains; and rows that only one of the two has."""
-    rows = lambda text: {row[0]: row[1:] for line in text.splitlines() if len(row := cells(line)) > 1}
-    cells = lambda line: [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
-    value = lambda cell: float(cell) if re.fullmatch(r"\d+(e-?\d+)?", cell) else 0.0
+
+    def rows(text):
+        return {row[0]: row[1:] for line in text.splitlines() if len(row := cells(line)) > 1}
+
+    def cells(line):
+        return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
+
+    def value(cell):
+        return float(cell) if re.fullmatch(r"\d+(e-?\d+)?", cell) else 0.0
+
     old, new = rows(stored), rows(fresh)
     found = [f"{name}: only {'on the page' if name in old else 'in the tests'}" for name in old.keys() ^ new.keys()]
     for name in old.keys() & new.keys():

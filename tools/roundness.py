@@ -84,7 +84,10 @@ def drawn_scenes(first: int) -> dict[str, list[Image.Image]]:
 def model_pictures(klein: Klein, first: int) -> dict[str, list[Image.Image]]:
     """Seeds 0, 1, … for the development set, others for the test set."""
     offset = 0 if first == DEVELOPMENT else 100_000
-    draw_these = lambda prompts: draw_all(klein, prompts, offset)
+
+    def draw_these(prompts):
+        return draw_all(klein, prompts, offset)
+
     found = {name: draw_these([caption] * COUNT) for name, (_, caption) in circle_scenes(first).items()}
     return found | {"shapes": draw_these([caption for _, caption in shape_cases(first)])}
 

@@ -380,7 +380,10 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
     for chapter in alive:
         chapter["content"] = live.MARK.sub(lambda mark: live.render_place(mark[1], scripts), chapter["content"])
     notebooks = {c["path"]: json.loads(c["content"]) for c in found if c["path"].endswith(".ipynb")}
-    excerpt = lambda mark: live.render_excerpt(root / "kleinlite", mark[1], mark[2])
+
+    def excerpt(mark):
+        return live.render_excerpt(root / "kleinlite", mark[1], mark[2])
+
     for chapter in found:
         if not chapter["path"].endswith(".md"):
             continue
@@ -427,7 +430,10 @@ def add_sought(text: str, path: str, site: Site) -> str:
 
 def show_mistakes(text: str, path: str, notebooks: dict[str, dict], site: Site) -> str:
     """A page with the chapters' known mistakes that it asks for."""
-    show = lambda data, alt, size: render_picture("image/jpeg", data, alt, size, path, site)
+
+    def show(data, alt, size):
+        return render_picture("image/jpeg", data, alt, size, path, site)
+
     try:
         return atlas.insert_mistakes(text, notebooks, show)
     except LookupError as error:

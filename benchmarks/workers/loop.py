@@ -29,7 +29,10 @@ def serve(
     peak: the most memory held so far; on a GPU what its library counts.
     """
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints does not mix with the answers
-    say = lambda **words: print(json.dumps(words), file=answers, flush=True)
+
+    def say(**words):
+        return print(json.dumps(words), file=answers, flush=True)
+
     if sys.argv[1] not in stages:
         return say(missing=True, versions=versions)
     run = stages[sys.argv[1]]()

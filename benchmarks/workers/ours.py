@@ -62,7 +62,10 @@ def step(bits: int | None = None) -> Callable[[], None]:
     rope = net.rope(image_ids(32, 32), text_ids(TEXT_TOKENS))
     mx.eval(net.parameters(), rope)
     inputs = normal(1, TOKENS, 128), normal(1, TEXT_TOKENS, 7680), mx.array([0.5])
-    run = lambda img, txt, t: net(img, txt, t, rope=rope)
+
+    def run(img, txt, t):
+        return net(img, txt, t, rope=rope)
+
     return timed(run if ON_CPU else mx.compile(run), *inputs)  # as `Klein` does
 
 
@@ -71,7 +74,10 @@ def training_step() -> Callable[[], None]:
     net.set_dtype(DTYPE)
     mx.eval(net.parameters())
     rope = net.rope(image_ids(6, 6), text_ids(32))
-    loss = lambda net, img, txt, t: net(img, txt, t, rope=rope).square().mean()
+
+    def loss(net, img, txt, t):
+        return net(img, txt, t, rope=rope).square().mean()
+
     gradients = nn.value_and_grad(net, loss)
     step = mx.compile(lambda *batch: gradients(net, *batch), inputs=net.state, outputs=net.state)
     inputs = [normal(BATCH, 36, 128), normal(BATCH, 32, SMALL["d_text"]), mx.full((BATCH,), 0.5)]

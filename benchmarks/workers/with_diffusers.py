@@ -49,7 +49,9 @@ def swiglu() -> Callable[[], None]:
 
 
 def modulation() -> Callable[[], None]:
-    norm = lambda x, shift, scale: (1 + scale) * torch.nn.functional.layer_norm(x, (WIDTH,), eps=1e-6) + shift
+    def norm(x, shift, scale):
+        return (1 + scale) * torch.nn.functional.layer_norm(x, (WIDTH,), eps=1e-6) + shift
+
     return timed(norm, normal(1, TOKENS + TEXT_TOKENS, WIDTH), normal(1, 1, WIDTH), normal(1, 1, WIDTH))
 
 

@@ -18,7 +18,10 @@ def step() -> Callable[[], None]:
     net = Flux2Transformer(num_layers=1, num_single_layers=2, num_attention_heads=HEADS, joint_attention_dim=7680)
     net.set_dtype(DTYPE)
     mx.eval(net.parameters())
-    normal = lambda *shape: mx.random.normal(shape, key=mx.random.key(0)).astype(DTYPE)
+
+    def normal(*shape):
+        return mx.random.normal(shape, key=mx.random.key(0)).astype(DTYPE)
+
     img, txt, ids = normal(1, TOKENS, 128), normal(1, TEXT_TOKENS, 7680), (image_ids(32, 32), text_ids(TEXT_TOKENS))
     mx.eval(img, txt, ids)
     run = mx.compile(lambda img, txt: net(img, txt, mx.array([0.5], dtype=DTYPE), *ids))

@@ -56,8 +56,13 @@ def benchmark() -> None:
     print_row(f"sigmoid {large}", sigmoid, mx.sigmoid, large)
     print_row(f"softmax {large}", softmax, lambda x: mx.softmax(x, axis=-1), large)
     for shape in (small, large):
-        gated = lambda a, b: silu(a) * b
-        theirs = lambda a, b: a * mx.sigmoid(a) * b
+
+        def gated(a: mx.array, b: mx.array) -> mx.array:
+            return silu(a) * b
+
+        def theirs(a: mx.array, b: mx.array) -> mx.array:
+            return a * mx.sigmoid(a) * b
+
         print_row(f"silu(a) * b {shape}", gated, theirs, shape, shape)
     for heads in ((32, 4, 68, 32), (8, 24, 256, 64)):
         for title, mask in (("", None), (" causal", mx.tri(heads[2]) > 0)):
@@ -65,9 +70,15 @@ def benchmark() -> None:
             own = partial(attention, **how)
             theirs = partial(mx.fast.scaled_dot_product_attention, **how)
             print_row(f"attention {heads}{title}", own, theirs, heads, heads, heads)
-    plain = lambda x, mean, scale, shift: (x - mean) * scale + shift
+
+    def plain(x: mx.array, mean: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
+        return (x - mean) * scale + shift
+
     print_row("affine (1, 256, 256, 128)", affine, plain, (1, 256, 256, 128), *3 * [(1, 1, 1, 128)])
-    upsample = lambda x, w: mx.conv2d(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2), w, padding=1)
+
+    def upsample(x: mx.array, w: mx.array) -> mx.array:
+        return mx.conv2d(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2), w, padding=1)
+
     for picture in ((1, 64, 64, 128), (1, 256, 256, 128)):
         args = mx.random.normal(picture), mx.random.normal((128, 3, 3, 128))
         print_forward(f"convolution {picture}", conv2d, mx.conv2d, *args, 1, 1)
@@ -75,9 +86,10 @@ def benchmark() -> None:
     for bits in (8, 4):
         x = mx.random.normal((64, 1024))
         (w, scales, biases) = mx.quantize(mx.random.normal((1024, 1024)), bits=bits)
-        ours = lambda x, *w, bits=bits: packed_matmul(
-            x, dict(zip(("weight", "scales", "biases"), w)), "affine", bits, 64
-        )
+
+        def ours(x: mx.array, *w: mx.array, bits: int = bits) -> mx.array:
+            return packed_matmul(x, dict(zip(("weight", "scales", "biases"), w)), "affine", bits, 64)
+
         theirs = partial(mx.quantized_matmul, bits=bits)
         print_forward(f"product with {bits} bits (64, 1024, 1024)", ours, theirs, x, w, scales, biases)
     if blas._original:

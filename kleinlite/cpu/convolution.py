@@ -35,12 +35,18 @@ def conv2d(
         return mx.conv2d(before(x), weight, stride, padding) + bias
     if (k, stride, padding) == (1, 1, 0):
         return before(x) @ weight[:, 0, 0].T + bias
-    convolve = lambda x: mx.conv2d(x, weight, stride)
+
+    def convolve(x: mx.array) -> mx.array:
+        return mx.conv2d(x, weight, stride)
+
     values = k * k * c
     step = 1
     if (k, stride) == (3, 1) and height % 2 == width % 2 == 0 and c >= 16 and b * height * width * c * c_out > FEW:
         filters = winograd_filters(*mx.depends([weight], [x]))  # not before their turn
-        convolve = lambda x: winograd(x, filters)  # 16 values for 4 pixels
+
+        def convolve(x: mx.array) -> mx.array:
+            return winograd(x, filters)  # 16 values for 4 pixels
+
         values = 4 * max(c, c_out)
         step = 2
 
@@ -127,7 +133,10 @@ FEW = 10**7  # multiplications of a filter's point; with fewer, starting some 70
 
 def winograd_filters(weight: mx.array) -> list[mx.array]:
     """Filters (c_out, 3, 3, c_in) → G w Gᵀ, 16 matrices (c_in, c_out), row by row."""
-    spread = lambda a, b, c: [a, (a + b + c) * 0.5, (a - b + c) * 0.5, c]
+
+    def spread(a: mx.array, b: mx.array, c: mx.array) -> list[mx.array]:
+        return [a, (a + b + c) * 0.5, (a - b + c) * 0.5, c]
+
     rows = spread(*(weight[:, i] for i in range(3)))  # 4 times (c_out, 3, c_in)
     return [matrix.T for row in rows for matrix in spread(*(row[:, i] for i in range(3)))]
 
@@ -141,8 +150,13 @@ def winograd(x: mx.array, filters: list[mx.array]) -> mx.array:
     H = x.shape[1] - 2
     W = x.shape[2] - 2
     c = x.shape[3]
-    before = lambda d0, d1, d2, d3: (d0 - d2, d1 + d2, d2 - d1, d1 - d3)
-    behind = lambda m0, m1, m2, m3: (m0 + m1 + m2, m1 - m2 - m3)
+
+    def before(d0: mx.array, d1: mx.array, d2: mx.array, d3: mx.array) -> tuple[mx.array, ...]:
+        return (d0 - d2, d1 + d2, d2 - d1, d1 - d3)
+
+    def behind(m0: mx.array, m1: mx.array, m2: mx.array, m3: mx.array) -> tuple[mx.array, ...]:
+        return (m0 + m1 + m2, m1 - m2 - m3)
+
     columns = before(*(x[:, :, i : i + W : 2] for i in range(4)))  # 4 times (b, H + 2, W/2, c)
     V = [before(*(d[:, i : i + H : 2] for i in range(4))) for d in columns]  # 4 times 4 times (b, H/2, W/2, c)
     M = [[V[j][i].reshape(-1, c) @ filters[4 * i + j] for i in range(4)] for j in range(4)]

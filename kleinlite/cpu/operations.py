@@ -208,7 +208,9 @@ def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.arra
             last[stream] = [_attention(some, k[kv], v[kv], mask if mask is None else mask[mine])]
         return last[stream][0]
 
-    heads = lambda i, g: mx.concatenate([part(i, g, row) for row in range(0, s, rows)], axis=2)
+    def heads(i: int, g: int) -> mx.array:
+        return mx.concatenate([part(i, g, row) for row in range(0, s, rows)], axis=2)
+
     pictures = [mx.concatenate([heads(i, g) for g in range(0, nkv, groups)], axis=1) for i in range(b)]
     return mx.concatenate(pictures)
 

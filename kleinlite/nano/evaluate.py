@@ -92,7 +92,10 @@ def place_of(middle: tuple[float, float]) -> str:
 
 def see_shapes(image: Image.Image, ground: Scene) -> Scene:
     """Things on a flat background: whatever stands there, by its outline, at any place and size."""
-    order = lambda thing: (thing.place not in ("top", "left"), thing.place != "centre")  # as `sample` lists them
+
+    def order(thing: Thing) -> tuple[bool, bool]:
+        return (thing.place not in ("top", "left"), thing.place != "centre")  # as `sample` lists them
+
     things = [Thing(found.kind, found.colour, place_of(found.middle)) for found in find_shapes(image)]
     return replace(ground, things=tuple(sorted(things, key=order)))
 
@@ -114,7 +117,10 @@ def see_landscape(image: Image.Image, ground: Scene) -> Scene:
     shifts = list(itertools.product((-3, 0, 3), range(-18, 64, 2)))  # pixels, from where a thing stands on the left
     # Moving the picture the other way spares moving every thing; the squared error, multiplied out, is two products.
     apart = mx.stack([mx.roll(mx.roll(picture - bare, -down, 0), -across, 1) for down, across in shifts])
-    flat = lambda rows: mx.broadcast_to(rows, (len(rows), *apart.shape[1:])).reshape(len(rows), -1)
+
+    def flat(rows: mx.array) -> mx.array:
+        return mx.broadcast_to(rows, (len(rows), *apart.shape[1:])).reshape(len(rows), -1)
+
     without = flat(where) @ flat(apart**2).T  # (things, shifts)
     gained = flat(change * where) @ (2 * flat(apart)).T - (flat(change * where) ** 2).sum(axis=1, keepdims=True)
     shares = (without - gained) / mx.maximum(without, 1e-6)

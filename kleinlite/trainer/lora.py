@@ -334,7 +334,10 @@ class LoraTrainer:
             where = (references if references.shape[1] else None, self.encoded.reference_grids, (gh, gw))
             field = velocity_field(self.net, txt, *where)
             without = velocity_field(self.net, empty, *where)
-            guided = lambda x, t, *_, a=field, b=without: classifier_free_guidance(a(x, t), b(x, t), SAMPLE_GUIDANCE)
+
+            def guided(x: mx.array, t: float, *_: Any, a: Any = field, b: Any = without) -> mx.array:
+                return classifier_free_guidance(a(x, t), b(x, t), SAMPLE_GUIDANCE)
+
             for step in euler(guided, noise(0, gh * gw), schedule(SAMPLE_STEPS, gh * gw)):
                 latents = step.latents
             pictures += to_images(self.klein.parts.load("autoencoder").decode(latents.reshape(1, gh, gw, -1)))

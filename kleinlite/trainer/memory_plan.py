@@ -49,7 +49,9 @@ class TrainingPlan(NamedTuple):
         return self.pictures + max(self.features, self.latents, self.training)
 
     def __str__(self) -> str:
-        gb = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
+        def gb(n: float) -> str:
+            return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
+
         return (
             f"features {gb(self.features)}, then latents {gb(self.latents)}, then training {gb(self.training)} "
             f"(weights {gb(self.weights)}, adapter {gb(self.adapter)}, activations {gb(self.activations)}), "

@@ -140,7 +140,10 @@ def test_the_program_that_keeps_a_core_busy_ends_with_us():
     """
     pid = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=peers.ROOT).stdout.strip()
     status, until = Path(f"/proc/{pid}/stat"), time.monotonic() + 10
-    ended = lambda: not status.exists() or status.read_text().split()[2] == "Z"
+
+    def ended():
+        return not status.exists() or status.read_text().split()[2] == "Z"
+
     while not ended() and time.monotonic() < until:
         time.sleep(0.02)
     assert pid and ended()

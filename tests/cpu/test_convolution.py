@@ -45,7 +45,10 @@ def test_conv2d_with_fewer_multiplications(shape, padding, strip, monkeypatch):
 @pytest.mark.parametrize("strip", [1, 20_000, 2**23])
 def test_upsample_conv2d(shape, strip, monkeypatch):
     monkeypatch.setattr(cpu.convolution, "STRIP", strip)
-    theirs = lambda x, w: mx.conv2d(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2), w, padding=1)
+
+    def theirs(x, w):
+        return mx.conv2d(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2), w, padding=1)
+
     x, w = normal(*shape), normal(6, 3, 3, shape[-1], seed=1)
     assert agree(cpu.upsample_conv2d, theirs, x, w, tolerance=1e-5)
 

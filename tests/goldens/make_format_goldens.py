@@ -52,7 +52,10 @@ def nvfp4(draw: np.random.Generator) -> dict[str, torch.Tensor]:
             tiled[offset] = bytes_of_scales[r, g]
     half = value.astype(np.float16)
     assert (half == value).all()  # seven bits and few exponents: float16 holds them
-    e4m3 = lambda x: torch.from_numpy(x).view(torch.float8_e4m3fn)
+
+    def e4m3(x):
+        return torch.from_numpy(x).view(torch.float8_e4m3fn)
+
     return {
         "nvfp4.second": torch.tensor(second), "nvfp4.value": torch.from_numpy(half),
         "nvfp4.plain.weight": torch.from_numpy(low_first), "nvfp4.plain.scale": e4m3(bytes_of_scales),

@@ -170,9 +170,12 @@ def write_refused(a):
     some = spell({m: pairs(a)[m] for m in (*A[:3], A[-1])}, "transformer.")
     first = "transformer.transformer_blocks.0.attn.to_k"
     wider = {k: torch.zeros([n + 8 if n > 4 else n for n in v.shape]) for k, v in some.items()}
-    pair = lambda name, rows, columns, down="lora_A", up="lora_B": {
-        f"{name}.{down}.weight": normal(4, columns), f"{name}.{up}.weight": normal(rows, 4)
-    }  # fmt: skip
+
+    def pair(name, rows, columns, down="lora_A", up="lora_B"):
+        return {
+            f"{name}.{down}.weight": normal(4, columns), f"{name}.{up}.weight": normal(rows, 4)
+        }  # fmt: skip
+
     files = {
         "other-width": wider,
         "too-many-blocks": {k.replace("blocks.1.", "blocks.23."): v for k, v in some.items()},

@@ -271,7 +271,10 @@ def check(folder, fresh):
             bad.append(f"{path} is missing")
         elif path.suffix == ".safetensors":
             old, new = load_file(a), load_file(b)
-            close = lambda a, b: torch.allclose(a.float(), b.float(), 1e-4, 1 if a.dtype == torch.uint8 else 1e-4)
+
+            def close(a, b):
+                return torch.allclose(a.float(), b.float(), 1e-4, 1 if a.dtype == torch.uint8 else 1e-4)
+
             same = old.keys() == new.keys() and all(
                 old[k].shape == new[k].shape and close(old[k], new[k]) for k in new
             )  # a picture may be rounded to the next level on another machine

@@ -70,7 +70,10 @@ def test_only_what_is_needed_is_fetched(hub):
 
 def test_it_is_told_before_the_first_byte(hub, monkeypatch):
     told, sent = [], []
-    write = lambda text: (told.append(text), sent.append(hub.sent))
+
+    def write(text):
+        return (told.append(text), sent.append(hub.sent))
+
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None, isatty=lambda: False))
     fetch_model("4b")
     table = "".join(told).splitlines()
@@ -395,7 +398,10 @@ def test_a_repository_that_holds_no_model(gone, words, hub, said):
 
 def test_a_disk_that_is_too_small(hub, said, monkeypatch):
     total = sum(len(data) for data in FILES.values())
-    disk = lambda free: monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+
+    def disk(free):
+        return monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+
     disk(total - 1)
     told = said(fetch_model, "4b")
     assert re.search(

@@ -207,7 +207,9 @@ def is_refused(folder: Path, *words: str) -> None:
     "mode, kind", [("mxfp4", "biases"), ("mxfp8", "global_scale"), ("nvfp4", "biases"), (4, "global_scale")]
 )
 def test_packed_matrices_with_a_tensor_too_many(copies, tmp_path, mode, kind):
-    add = lambda arrays, layer: arrays | {f"{layer}.{kind}": arrays[f"{layer}.scales"].astype(mx.float32)}
+    def add(arrays, layer):
+        return arrays | {f"{layer}.{kind}": arrays[f"{layer}.scales"].astype(mx.float32)}
+
     spoil(copies[mode], tmp_path / "q", "transformer", add)
     is_refused(tmp_path / "q", f"is packed, and its {kind} do not fit")
 

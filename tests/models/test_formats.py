@@ -263,7 +263,10 @@ def test_an_autoencoder_from_a_single_file(tmp_path):
     assert configs[0] == configs[1]
     assert (configs[0].channels, configs[0].decoder_channels) == (right.channels, right.decoder_channels)
     assert (configs[0].layers, configs[0].latent_channels) == (right.layers, right.latent_channels)
-    load = lambda parts: open_checkpoint("nano", dtype=mx.float32, parts=parts).load_autoencoder().parameters()
+
+    def load(parts):
+        return open_checkpoint("nano", dtype=mx.float32, parts=parts).load_autoencoder().parameters()
+
     for (name, a), (_, b) in zip(tree_flatten(load({"vae": own_file})), tree_flatten(load(None))):
         assert mx.array_equal(a, b), name
 

@@ -20,7 +20,10 @@ BLOCKS |= {"BF16": (1, 2)}
 def write_gguf(path: Path, kind: str, data: bytes = b"", name: bytes = b"x.weight") -> Path:
     """One tensor (2, 256)."""
     number = next(number for number, word in KINDS.items() if word == kind)
-    text = lambda words: struct.pack("<Q", len(words)) + words
+
+    def text(words):
+        return struct.pack("<Q", len(words)) + words
+
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 2)
     head += text(b"general.architecture") + struct.pack("<I", 8) + text(b"flux")
     head += text(b"list") + struct.pack("<IIQ", 9, 4, 3) + bytes(12)
@@ -76,7 +79,10 @@ def pack_q8(w: mx.array) -> bytes:
 
 def write_transformer(path: Path, arrays: dict[str, mx.array]) -> Path:
     """A transformer: matrices in Q8_0 where rows are multiples of 32, all else in float16."""
-    text = lambda words: struct.pack("<Q", len(words)) + words
+
+    def text(words):
+        return struct.pack("<Q", len(words)) + words
+
     infos, blobs = b"", []
     offset = 0
     for name, w in arrays.items():

@@ -243,7 +243,9 @@ def test_others_questions_are_their_own(hub):
 
 
 def test_a_body_may_have_as_many_bytes_as_were_announced_and_no_more():
-    body = lambda: iter([b"123", b"45"])
+    def body():
+        return iter([b"123", b"45"])
+
     assert b"".join(limit_bytes(5, body)()) == b"12345"
     with pytest.raises(HubError, match="more comes than the 4 bytes"):
         list(limit_bytes(4, body)())

@@ -254,7 +254,9 @@ def test_the_page_on_adapter_files():
     """Its sentences are those of today, and its numbers are no better than today's."""
     from write_adapters import PAGE, page
 
-    without_numbers = lambda text: re.sub(r"\d+e-\d+", "", text)
+    def without_numbers(text):
+        return re.sub(r"\d+e-\d+", "", text)
+
     stored, fresh = PAGE.read_text(encoding="utf-8"), page()
     assert without_numbers(stored) == without_numbers(fresh), "run: python tests/write_adapters.py"
     pairs = zip(*(re.findall(r"(\d+e-\d+)", text) for text in (fresh, stored)))

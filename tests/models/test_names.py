@@ -31,7 +31,10 @@ def rows(name: str) -> list[list[str]]:
 
 def shape_of(text: str, sizes: dict[str, int]) -> tuple[int, ...]:
     """ "3D,D" with D = 4 → (12, 4)"""
-    number = lambda x: int(x[:-1] or 1) * sizes[x[-1]] if x[-1] in sizes else int(x)
+
+    def number(x):
+        return int(x[:-1] or 1) * sizes[x[-1]] if x[-1] in sizes else int(x)
+
     return () if text == "-" else tuple(number(x) for x in text.split(","))
 
 
@@ -163,7 +166,10 @@ def test_reports_what_does_not_fit():
         name = (
             "double_blocks.0.img_mlp.0.weight" if layout == "single file" else "transformer_blocks.0.attn.to_k.weight"
         )
-        match = lambda arrays: match_weights(module, arrays, TRANSFORMER_NAMES)
+
+        def match(arrays):
+            return match_weights(module, arrays, TRANSFORMER_NAMES)
+
         with pytest.raises(ValueError, match=f"1 missing: {name}"):
             match({k: w for k, w in arrays.items() if k != name})
         with pytest.raises(ValueError, match="1 not expected: guidance_in.in_layer.weight"):
@@ -231,7 +237,10 @@ def test_released_folders(name, tmp_path):
     info = checkpoint.info
     assert (info.distilled, info.kv, info.size, info.max_length) == ("base" not in name, "kv" in name, 1024, 512)
     transformer, text_encoder = checkpoint.load_transformer(), checkpoint.load_text_encoder()
-    count = lambda module: sum(w.size for _, w in tree_flatten(module.parameters()))
+
+    def count(module):
+        return sum(w.size for _, w in tree_flatten(module.parameters()))
+
     assert count(transformer) == {"4b": 3_875_544_576, "9b": 9_078_581_248}[size]
     assert len(text_encoder.layers) == 27
     layer = {"4b": 100_930_816, "8b": 192_946_432}[text_size]
@@ -315,7 +324,10 @@ def test_the_small_decoder_in_place_of_the_vae(layout, tmp_path):
 
 def test_what_is_read_is_written_again():
     """nano's own files, word for word."""
-    read = lambda file: json.loads((NANO / file).read_text())
+
+    def read(file):
+        return json.loads((NANO / file).read_text())
+
     text = configs.read_config("text_encoder", NANO / "text_encoder", read("model_index.json"))
     assert KLEIN.text_encoder.format(text) == read("text_encoder/config.json")
     transformer = configs.read_config("transformer", NANO / "transformer")

@@ -92,7 +92,9 @@ def test_edits_with_a_cache_come_nearer_to_the_plain_ones():
 
 
 def test_the_eye_for_crosses():
-    picture = lambda kind: draw(Scene((Thing(kind, "red", "centre"),), background="blue", jitter=3), 96)
+    def picture(kind):
+        return draw(Scene((Thing(kind, "red", "centre"),), background="blue", jitter=3), 96)
+
     assert is_cross(draw_cross("red", "blue", jitter=5), "red", "blue")
     assert not any(is_cross(picture(kind), "red", "blue") for kind in ("circle", "star", "diamond", "square"))
 

@@ -41,7 +41,10 @@ def test_place_and_size_do_not_matter(kind):
 def test_a_crown_is_no_star_and_a_rounded_square_no_circle():
     crown = [(0.2, 0.75), (0.2, 0.3), (0.35, 0.5), (0.5, 0.25), (0.65, 0.5), (0.8, 0.3), (0.8, 0.75)]
     assert not one_shape(painted(crown), STAR)[0]
-    power = lambda v: math.copysign(abs(v) ** 0.4, v)  # a superellipse of exponent 5
+
+    def power(v):
+        return math.copysign(abs(v) ** 0.4, v)  # a superellipse of exponent 5
+
     turns = [2 * math.pi * i / 80 for i in range(80)]
     rounded = painted([(0.5 + 0.3 * power(math.cos(a)), 0.5 + 0.3 * power(math.sin(a))) for a in turns])
     right, overlap, _ = one_shape(rounded, Thing("circle", "red", "centre"))

@@ -15,7 +15,10 @@ def unpack_shard(content: bytes) -> bytes:
     content = gzip.decompress(content)
     (size,) = struct.unpack("<Q", content[:8])
     header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
-    read = lambda name: data[slice(*header[name]["data_offsets"])]
+
+    def read(name):
+        return data[slice(*header[name]["data_offsets"])]
+
     tensors = {}
     for name, tensor in header.items():
         if tensor["dtype"] == "I8":

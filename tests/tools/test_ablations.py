@@ -44,7 +44,10 @@ def test_a_few_steps_make_what_is_stored():
 def test_a_net_reads_its_own_taps():
     clean, features = mx.zeros((4, 36, 32)), mx.arange(288, dtype=mx.float32) + mx.zeros((4, 32, 288))
     pictures = trials.Pictures(clean, features)
-    heard = lambda net: pictures.batch(mx.array([0]), net, mx.random.key(0))[2][0, 0].tolist()
+
+    def heard(net):
+        return pictures.batch(mx.array([0]), net, mx.random.key(0))[2][0, 0].tolist()
+
     assert heard(NETS["tap 2"]) == list(range(96, 192)) and heard(NETS["64 wide"]) == list(range(288))
 
 

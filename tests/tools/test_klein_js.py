@@ -225,7 +225,10 @@ def test_what_is_loaded_when(folder):
     """What the page says of bytes is what the browser asks for."""
     said = live.count_bytes(files := live.pack_model(live.read_model()))
     assert said["first"] <= live.FIRST == 8_000_000 and sum(map(len, files.values())) <= live.MODELS
-    part = lambda name: (live.NANO / name).stat().st_size
+
+    def part(name):
+        return (live.NANO / name).stat().st_size
+
     everything = part("transformer/diffusion_pytorch_model.safetensors") + part(
         "vae/diffusion_pytorch_model.safetensors"
     )

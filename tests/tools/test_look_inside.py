@@ -296,9 +296,15 @@ def test_the_map_of_a_word_and_its_score(inside, nano):
     rope = nano.transformer.rope(image_ids(6, 6), text_ids(32))
     nano.transformer(noise(7, 36), nano.encode_prompt(PROMPT), 1.0, rope=rope, attention_fn=recorder)
     values = recorder.maps[1][:, 5]
-    levels = lambda canvas: picture(inside, canvas).reshape(6, 16, 6, 16, 3).sum(axis=(1, 3)).reshape(36, 3)
+
+    def levels(canvas):
+        return picture(inside, canvas).reshape(6, 16, 6, 16, 3).sum(axis=(1, 3)).reshape(36, 3)
+
     dimmed, whole = levels(".column:nth-child(1) canvas.word"), levels(".film li:nth-child(1) canvas")
-    light = lambda seen: 0.25 + 0.75 * (seen - seen.min()) / (seen.max() - seen.min())
+
+    def light(seen):
+        return 0.25 + 0.75 * (seen - seen.min()) / (seen.max() - seen.min())
+
     np.testing.assert_allclose(dimmed.sum(axis=1) / whole.sum(axis=1), light(values), atol=0.02)
     assert abs(light(recorder.maps[1][:, 9]) - light(values)).max() > 0.2, "another word has another map"
     shares = [part / part.sum(axis=1, keepdims=True) for part in (dimmed, whole)]
@@ -478,7 +484,9 @@ class ShutGate(nn.Module):
         self.gate = gate
 
     def __call__(self, img, txt, img_mod, txt_mod, *others):
-        shut = lambda mod: [mx.zeros_like(v) if i == self.gate else v for i, v in enumerate(mod)]
+        def shut(mod):
+            return [mx.zeros_like(v) if i == self.gate else v for i, v in enumerate(mod)]
+
         return self.block(img, txt, shut(img_mod), shut(txt_mod), *others)
 
 

@@ -122,7 +122,10 @@ def test_a_visitor_draws_a_cloud_and_trains(open_page, home):
     assert "Draw a cloud first" in page.evaluate(SAYS)
     page.locator(".paper").scroll_into_view_if_needed()
     box = page.locator(".paper").bounding_box()
-    at = lambda share: box["x"] + share * box["width"]
+
+    def at(share):
+        return box["x"] + share * box["width"]
+
     middle = box["y"] + box["height"] / 2
     page.mouse.move(at(0.75), middle - 40)
     page.mouse.down()

@@ -223,9 +223,12 @@ def test_the_page_stays_where_it_is_while_it_loads(chromium, home, name, width):
 
 def test_links_are_told_by_more_than_their_colour(open_page, home):
     page, _ = open_page(f"{home}/01_autoencoder.html")
-    lines = lambda where: set(page.eval_on_selector_all(where, """links => links.map(e => {
-        const { textDecorationLine, textDecorationStyle } = getComputedStyle(e);
-        return `${textDecorationLine} ${textDecorationStyle}`; })"""))  # fmt: skip
+
+    def lines(where):
+        return set(page.eval_on_selector_all(where, """links => links.map(e => {
+            const { textDecorationLine, textDecorationStyle } = getComputedStyle(e);
+            return `${textDecorationLine} ${textDecorationStyle}`; })"""))  # fmt: skip
+
     assert lines("main :is(p, li, td, blockquote) a:not(.header, .term)") == {"underline solid"}
     assert lines("main a.term") == {"underline dotted"}
     assert lines("main a.header") == lines("#mdbook-sidebar li a") == {"none solid"}

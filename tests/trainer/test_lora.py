@@ -307,7 +307,10 @@ def test_the_text_encoder_is_read_once_and_reads_one_caption_at_a_time(folder, t
     load = LoadedModel.load_text_encoder
     read = TextEncoder.__call__
     monkeypatch.setattr(LoadedModel, "load_text_encoder", lambda self: loaded.append(self) or load(self))
-    noting = lambda self, ids, *rest: rows.append(len(ids)) or read(self, ids, *rest)
+
+    def noting(self, ids, *rest):
+        return rows.append(len(ids)) or read(self, ids, *rest)
+
     monkeypatch.setattr(TextEncoder, "__call__", noting)
     LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), tmp_path / "x.safetensors", QUICK)
     assert len(loaded) == 1 and rows == [1] * 7  # six captions, and none for guidance

@@ -23,7 +23,9 @@ from kleinlite.transformer import Transformer
 def test_a_resumed_run_is_the_same_run(tmp_path, world):
     *_, transformer, data = world
     encoder = world[2]
-    loss = lambda model, *batch: flow_loss(model, encode_batch(model, encoder, GRID, *batch[:-1]), batch[-1])
+
+    def loss(model, *batch):
+        return flow_loss(model, encode_batch(model, encoder, GRID, *batch[:-1]), batch[-1])
 
     def new(path):
         net = Transformer(transformer.cfg)
@@ -240,7 +242,10 @@ def test_a_loss_that_is_not_finite_ends_the_training(tmp_path):
     run = Run(tmp_path / "r.safetensors", nn.Linear(2, 1), optim.SGD(1e30))
     run.save()
     saved = run.path.read_bytes()
-    loss = lambda model, x: (model(x) ** 2).mean()
+
+    def loss(model, x):
+        return (model(x) ** 2).mean()
+
     with pytest.raises(UserError, match="loss of step . is not finite: take a smaller learning rate"):
         list(run.steps(20, loss, lambda step: (mx.ones((1, 2)),)))
     assert run.path.read_bytes() == saved

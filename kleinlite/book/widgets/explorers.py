@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import ipywidgets as ipw
 import mlx.core as mx
@@ -66,7 +66,10 @@ def rope_explorer(grid: int = 16) -> Panel:
     times = (0, 10, 20, 30)
     turned = {t: apply_rope(ones, rope_table(image_ids(grid, grid, t)))[0, 0] for t in times}  # (grid², 128) each
     axes = {"all axes": slice(0, 128), "only h": slice(32, 64), "only w": slice(64, 96)}
-    similar = lambda t, part, here: turned[t][:, part] @ turned[0][here, part].T / (part.stop - part.start)
+
+    def similar(t: int, part: slice, here: int | slice) -> Any:
+        return turned[t][:, part] @ turned[0][here, part].T / (part.stop - part.start)
+
     lowest = {name: min(similar(t, part, slice(None)).min().item() for t in times) for name, part in axes.items()}
     width = 0.32  # of one map, as shares of the figure
     height = 0.88

@@ -49,7 +49,10 @@ def make_mask(cells: Iterable[Cell], size: tuple[int, int]) -> Image.Image:
 
 def reproduction_code(model: str, request: dict, files: list[str], stopped: int = 0, cells: Iterable[Cell] = ()) -> str:
     """The lines that draw a picture again; stopped: after how many steps, if it was; cells: of the mask."""
-    quoted = lambda text: json.dumps(text, ensure_ascii=False)
+
+    def quoted(text: str) -> str:
+        return json.dumps(text, ensure_ascii=False)
+
     said = [quoted(request["prompt"])]
     said += [f"{k}={v}" for k, v in request.items() if k not in ("prompt", "images", "mask")]
     if files:
@@ -81,7 +84,10 @@ threading.Thread(target=run_jobs, name="kleinlite", daemon=True).start()
 
 def make_controls(info: ModelInfo) -> dict[str, ipw.Widget]:
     """All that a playground consists of, by name."""
-    sized = lambda pixels, kind, *value, **traits: kind(*value, layout={"width": f"{pixels}px"}, **traits)
+
+    def sized(pixels: int, kind: Any, *value: Any, **traits: Any) -> Any:
+        return kind(*value, layout={"width": f"{pixels}px"}, **traits)
+
     empty = to_png(Image.new("RGB", (info.size, info.size), "#e6e9f2"))
     return {
         "prompt": ipw.Text(PROMPT, placeholder="What shall be drawn?", layout={"flex": "1 1 300px", "width": "auto"}),
@@ -136,7 +142,10 @@ class Playground(Panel):
         info = klein.info
         parts = make_controls(info)
         hidden = {"guidance"} if info.distilled else set()
-        pick = lambda names: [parts[name] for name in names.split() if name not in hidden]
+
+        def pick(names: str) -> list[Any]:
+            return [parts[name] for name in names.split() if name not in hidden]
+
         numbers = pick("width height steps guidance seed dice files references")
         rows = [make_row(*pick("prompt draw stop")), make_row(*numbers, kinds=("row", "fields"))]
         rows += pick("progress status")
