@@ -40,7 +40,7 @@ CHAPTERS = {
 WORDS = {  # what a test compares, where its name does not say it well
     "autoencoder_res_block": "residual block, with and without a change of width",
     "autoencoder_mid_attention": "attention in the middle",
-    "autoencoder_encode": "the whole encoder: latents, and latents packed and normalised",
+    "autoencoder_encode": "the whole encoder: latents, and latents packed and normalized",
     "autoencoder_pack_and_normalise": "packing, statistics, and back",
     "autoencoder_decode": "the whole decoder",
     "autoencoder_small_decoder": "the small decoder",
@@ -108,7 +108,7 @@ models' original code does. Where neither is involved, what is left is the round
 - **The reference's own choices.** We follow diffusers where it and the original code part: pixels are rounded, not cut
   off (one level of 255 at most), and a reference picture may have 1024² pixels at most. We refuse a prompt of more
   than 512 tokens, which diffusers cuts.
-- **Quantised files' pictures.** FP8 and NVFP4 files are decoded as third-party readers lay them out, [byte by
+- **Quantized files' pictures.** FP8 and NVFP4 files are decoded as third-party readers lay them out, [byte by
   byte](../tests/models/test_formats.py); no other program's pictures from such a file were compared with ours. Adapter
   files have [a page of their own](adapters.md).
 - **Whether the pictures are good.** For klein-nano that is measured by a judge: `python -m tools.evaluate`.

@@ -143,7 +143,7 @@ def train(net: Net, seen: Pictures, unseen: Pictures, seed: int, steps: int) -> 
         losses.append(update(*seen.batch(rows, net, k_noise)).item())
     seconds, tenth = time.process_time() - start, max(1, steps // 10)
     means = [round(sum(part) / len(part), 4) for part in (losses[i : i + tenth] for i in range(0, steps, tenth))]
-    exchanged = replace(unseen, features=mx.roll(unseen.features, 1, axis=0))  # each reads its neighbour's caption
+    exchanged = replace(unseen, features=mx.roll(unseen.features, 1, axis=0))  # each reads its neighbor's caption
     return {
         "seed": seed, "seconds": round(seconds, 1), "training": means,
         "held_out": round(held_out_loss(model, net, unseen), 5),

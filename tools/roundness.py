@@ -29,7 +29,7 @@ COLOURS = {DEVELOPMENT: ("red", "blue", "blue"), TEST: ("green", "orange", "yell
 
 
 def circle_scenes(first: int) -> dict[str, tuple[Scene, str]]:
-    """A large circle and a small one, with their captions; a development or a test set has its own colours."""
+    """A large circle and a small one, with their captions; a development or a test set has its own colors."""
     circle, square, paper = COLOURS[first]
     small = (Thing("circle", circle, "top"), Thing("square", square, "bottom"))
     return {

@@ -170,7 +170,7 @@ CUT_OFF = """[...document.querySelectorAll('main pre > code')].filter(e => e.scr
 
 
 def choose_theme(page: "Page", name: str) -> None:
-    """Choose one in the menu, as a reader would, and wait until the colours have stopped changing."""
+    """Choose one in the menu, as a reader would, and wait until the colors have stopped changing."""
     menu = page.locator("#mdbook-theme-list")
     if not menu.is_visible():  # it stays open after a choice
         page.click("#mdbook-theme-toggle")
