@@ -1,13 +1,13 @@
 """The pipeline.
 
-We join all parts: a prompt goes in, a picture comes out; and with reference pictures in, it edits.
+We join all parts: a prompt goes in, a picture comes out. With reference pictures, the same call edits.
 
 Letters: b pictures, n picture tokens, m text tokens, H and W pixels, gh and gw rows and columns of tokens.
 
 Sources: the call, its rounding and its references: diffusers' Flux2KleinPipeline. References as further tokens:
 Labs et al. 2025 (FLUX.1 Kontext), arXiv 2506.15742.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 67c72fe5)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal e6472096)
 """
 
 import math

@@ -1,13 +1,14 @@
 """Position ids.
 
-We give every token four coordinates and build the rotation that lets attention feel the distance between them.
+We give every token four coordinates and build the rotation that makes attention depend on the distance between
+them.
 
 Letters: b pictures, s tokens, nh heads, hd channels of a head, gh and gw rows and columns of a picture's tokens.
 
 Sources: RoPE: Su et al. 2021, arXiv 2104.09864. The four axes, their order and theta: the released FLUX.2
 transformer, as diffusers' Flux2PosEmbed computes them.
 
-Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal 153368e3)
+Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal f48f12fc)
 """
 
 import mlx.core as mx
@@ -54,7 +55,7 @@ def rope_table(ids: mx.array, axes: tuple[int, ...] = (32, 32, 32, 32), theta: f
 
 
 def apply_rope(x: mx.array, rope: Rope) -> mx.array:
-    """Turn each pair of neighbouring channels (2r, 2r+1) of x (b, nh, s, hd) by its angle; rope from `rope_table`.
+    """Turn each pair of neighboring channels (2r, 2r+1) of x (b, nh, s, hd) by its angle; rope from `rope_table`.
 
     RoFormer, Su et al. 2021, arXiv 2104.09864.
     """

@@ -1,7 +1,7 @@
 """Sampling.
 
-We turn noise into data by following a velocity field in a few straight steps, and find out why klein spaces its
-steps so unevenly.
+We turn noise into data by following a velocity field in a few straight steps, and see why uneven steps help, and
+which ones klein takes.
 
 Letters: b pictures, n picture tokens, c channels, t noise level from 1 (noise) to 0 (picture), mu and shift of the
 schedule.
@@ -10,7 +10,7 @@ Sources: rectified flow: Liu et al. 2022, arXiv 2209.03003. Flow matching: Lipma
 Classifier-free guidance: Ho and Salimans 2022, arXiv 2207.12598. The constants of `empirical_mu`:
 compute_empirical_mu in the FLUX.2 authors' and diffusers' code.
 
-Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal 0b08a8b4)
+Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal 8141827d)
 """
 
 import math

@@ -1,6 +1,6 @@
 """Learning the velocity.
 
-We train networks to know the way from noise to pictures: in the plane, in a minute's live training, and in the
+We train networks to find the way from noise to pictures: in the plane, in a minute's live training, and in the
 recipe that made klein-nano.
 
 Letters: b pictures, n picture tokens of 128 channels, r reference tokens, m text tokens, f features of a text
@@ -11,7 +11,7 @@ shifted times: Esser et al. 2024, arXiv 2403.03206; Muon: Jordan et al. 2024, ke
 AdamW: Loshchilov and Hutter 2017, arXiv 1711.05101; the autoencoder's loss: Kingma and Welling 2013, arXiv
 1312.6114.
 
-Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 4c9b2247)
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 05482623)
 """
 
 import math

@@ -1,6 +1,6 @@
 """What 4 chapters build together.
 
-Promoted from notebooks/00,01,02,03: edit there, then run `make promote`. (seal 0fe271ee)
+Promoted from notebooks/00,01,02,03: edit there, then run `make promote`. (seal d0fc296b)
 """
 
 import math
@@ -212,7 +212,7 @@ def train_autoencoder(pictures: mx.array, pull: float = 1e-4, steps: int = 2000,
 
 
 class RopeBlock(Block):
-    """Chapter 0's block, its queries and keys turned by their positions ids (s, 4)."""
+    """Chapter 0's block, its queries and keys turned by their position ids (s, 4)."""
 
     def __init__(self, ids: mx.array):
         super().__init__()

@@ -110,7 +110,7 @@ def compare(
         raise UserError(f"A check that fails without a mistake tells nothing: {', '.join(effects['right'].caught)}.")
     for name in wrong:
         effect = effects[name]
-        caught = ", ".join(effect.caught) or "no check of this chapter"
+        checked = ", ".join(effect.caught) or "no check of this chapter"
         judged = f"the judge finds {effect.found} of {effect.attributes}, before {effects['right'].found}"
-        print(f"{name}: caught by {caught}; {judged}; {effect.levels:.1f} levels changed")
+        print(f"{name}: caught by {checked}; {judged}; {effect.levels:.1f} levels changed")
     return effects

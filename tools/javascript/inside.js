@@ -1099,8 +1099,9 @@ async function visit(i) {
   Object.assign(now, { block: -1, head: -1, ...STOPS[i] });
   showFilm();
   choose(now.view);
-  const words = TOUR[i].cloneNode(true),
-    to = (name, j) => make("button", { type: "button", disabled: !STOPS[j], onclick: () => visit(j) }, name);
+  const words = TOUR[i].cloneNode(true);
+  words.querySelector("img")?.remove(); // the still is for readers without this page
+  const to = (name, j) => make("button", { type: "button", disabled: !STOPS[j], onclick: () => visit(j) }, name);
   const end = make("button", { type: "button", onclick: () => (panel.hidden = true) }, "End the tour");
   panel.replaceChildren(
     make("p.count", {}, `${i + 1} of ${STOPS.length}`),

@@ -1,0 +1,63 @@
+"""Still pictures of the tour on the page *Look inside*, for print, for phones and where no script runs.
+
+    make book
+    python -m tools.tour        takes the tour on the built site and stores what every stop shows
+
+Run it again when the page or the weights have changed. It drives the Chromium of this system; CHROMIUM names another.
+"""
+
+import functools
+import http.server
+import io
+import os
+import shutil
+import threading
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "notebooks" / "images"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+WIDTH, HEIGHT = 760, 560  # pixels of a still, at most: the page is as wide as a column of text
+LONG = 120_000  # milliseconds
+
+
+def take_tour(address: str, browser: str | None) -> list[bytes]:
+    """A PNG of what is seen at each stop: what the page says of it, its controls and its pictures."""
+    with sync_playwright() as playwright:
+        page = playwright.chromium.launch(
+            executable_path=browser, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        ).new_page(viewport={"width": WIDTH + 100, "height": 900}, reduced_motion="reduce")
+        page.goto(f"{address}/inside.html")
+        stops = page.locator("ol.tour > li").count()
+        page.click("text=Take the tour")
+        stills = []
+        for stop in range(1, stops + 1):
+            page.wait_for_function(
+                f"document.querySelector('.stop .count')?.innerText === '{stop} of {stops}'", timeout=LONG
+            )
+            page.wait_for_timeout(500)  # what is drawn on canvases is there
+            stills.append(page.locator(".columns").screenshot())
+            if stop < stops:
+                page.click(".stop >> text=Next")
+        return stills
+
+
+def main() -> None:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(ROOT / "book"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+        stills = take_tour(f"http://127.0.0.1:{server.server_address[1]}", browser)
+        server.shutdown()
+    for stop, still in enumerate(stills, start=1):
+        picture = Image.open(io.BytesIO(still)).convert("RGB")
+        picture = picture.crop((0, 0, picture.width, min(picture.height, HEIGHT)))
+        picture.save(IMAGES / f"tour-{stop}.jpg", quality=70, optimize=True)
+        print(f"tour-{stop}.jpg: {picture.width} × {picture.height}")
+
+
+if __name__ == "__main__":
+    main()
