@@ -151,7 +151,7 @@ def make_parser() -> Parser:
     add("--strength", type=NUMBER, metavar="S", help=about + "else one (default: 1)")
     about = "pixels to add to the first --image: left, top, right, bottom, such as 0,0,64,0"
     add("--extend", type=parse_extension, metavar="L,T,R,B", help=about)
-    loras = "adapters to add, each with its strength if not 1: style.safetensors:0.7; or for nano cross, outlined, "
+    loras = "adapters to add, each with its scale if not 1: style.safetensors:0.7; or for nano cross, outlined, "
     loras += "one-look (with --steps 1)"
     add("--lora", nargs="+", action="extend", type=parse_lora, metavar="FILE[:SCALE]", help=loras)
     like = "draw again what this picture says about itself; other options override, and another --model brings "

@@ -14,9 +14,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import ExistingFileError, FileError, UserError
+from .errors import ExistingFileError, FileError
 
-__all__ = ["replace_file", "take_free_name", "lock", "check_disk_space", "read_json", "write_json"]
+__all__ = ["replace_file", "take_free_name", "lock", "check_disk_space", "write_json"]
 
 WRITE_FAILED = ("[write]", "[save_safetensors]", "No space left", "os error")  # as MLX and tokenizers say it
 
@@ -137,14 +137,6 @@ def check_disk_space(folder: Path, nbytes: int) -> None:
         raise FileError(
             f"{folder} will take {nbytes / 1e6:,.1f} MB and its disk has {free / 1e6:,.1f} MB left: make room there."
         )
-
-
-def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises UserError."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from None
 
 
 def write_json(path: Path, value: Any) -> None:

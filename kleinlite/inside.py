@@ -66,8 +66,8 @@ def record_attention(klein: Klein, prompt: str, **options: int) -> tuple[list[St
     decode = partial(klein._decode, request)
     steps = []
     maps = []
-    levels = klein.info.family.schedule(request.steps, n)
-    for step in euler(guided_field(fields, request.guidance_scale), noise(request.seeds[0], n), levels):
+    sigmas = klein.info.family.schedule(request.steps, n)
+    for step in euler(guided_field(fields, request.guidance_scale), noise(request.seeds[0], n), sigmas):
         steps.append(Step(*step, decode))
         maps.append(mx.stack(recorder.maps))
         recorder.maps.clear()

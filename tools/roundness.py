@@ -22,7 +22,7 @@ from kleinlite.nano.evaluate import DEVELOPMENT, SIZE, TEST, draw_all
 from kleinlite.nano.second_judge import dents, fit
 from kleinlite.nano.shapes import one_shape, one_shape_cases
 from kleinlite.pipeline import Klein
-from kleinlite.scenes import Scene, Thing, captions, draw
+from kleinlite.scenes import Scene, Thing, captions, draw, with_article
 
 COUNT = 48
 COLOURS = {DEVELOPMENT: ("red", "blue", "blue"), TEST: ("green", "orange", "yellow")}  # circle, square, paper
@@ -37,10 +37,6 @@ def circle_scenes(first: int) -> dict[str, tuple[Scene, str]]:
                   f"a {circle} circle on a {paper} background"),
         "small": (Scene(small, background="white"), f"a {circle} circle above {with_article(square)} square"),
     }  # fmt: skip
-
-
-def with_article(colour: str) -> str:
-    return f"{'an' if colour == 'orange' else 'a'} {colour}"
 
 
 def shape_cases(first: int) -> list[tuple[Scene, str]]:

@@ -248,7 +248,7 @@ class LoadedModel:
         """The bytes that a request takes, with the parts as they are loaded here or in so many bits per weight."""
         plan = plan_model(
             self.checkpoint, width=request.width, height=request.height, bits=bits or self.bits,
-            references=sum(gh * gw for gh, gw in request.reference_grids), b=len(request.prompts),
+            reference_tokens=sum(gh * gw for gh, gw in request.reference_grids), b=len(request.prompts),
             prompts=[*request.prompts, request.negative_prompt], machines=self.machines,
         )  # fmt: skip
         return plan._replace(transformer=plan.transformer + self.loras.nbytes)

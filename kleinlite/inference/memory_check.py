@@ -55,17 +55,17 @@ class KnownModel(Protocol):
 
 def plan_model(
     model: KnownModel, *, width: int, height: int, bits: float | tuple[float, float] | None = None,
-    references: int = 0, b: int = 1, prompts: Sequence[str] = ("",), machines: int = 1,
+    reference_tokens: int = 0, b: int = 1, prompts: Sequence[str] = ("",), machines: int = 1,
 ) -> MemoryPlan:  # fmt: skip
     """`plan_memory` for a model; bits per weight as it will be loaded if not given.
 
-    references: tokens of the reference pictures. b: pictures at a time. prompts: theirs, where their length matters.
+    reference_tokens: of the reference pictures. b: pictures at a time. prompts: theirs, where their length matters.
     machines: that share its heads; the plan is each one's. Raises UserError where they cannot.
     """
     assert model.configs is not None
     plan = plan_networks(
         window_configs(model.configs, prompts), width=width, height=height, bits=bits or model.bits,
-        reference_tokens=references, b=b, cached=model.info.kv,
+        reference_tokens=reference_tokens, b=b, cached=model.info.kv,
     )  # fmt: skip
     if machines == 1:
         return plan

@@ -279,7 +279,7 @@ def draw_captions(
 ) -> tuple[list, list]:  # fmt: skip
     """Pictures of held-out captions, seeds 0, 1, …, and of each what is right: see `detected`.
 
-    reworded: say the same with synonyms, capitals or without articles (`words.reword`).
+    reworded: say the same with synonyms, capitals or without articles (`synonyms.reword`).
     """
     cases = held_out_captions(count, first)
     said = [in_other_words(caption) if reworded else caption for _, caption in cases]

@@ -18,7 +18,20 @@ import mlx.core as mx
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from ..pipeline import Klein
-from ..scenes import BACKGROUNDS, CENTRES, COLOURS, RELATIONS, SHAPES, Scene, Thing, captions, draw, sample
+from ..scenes import (
+    BACKGROUNDS,
+    CENTRES,
+    COLOURS,
+    RELATIONS,
+    SHAPES,
+    Scene,
+    Thing,
+    captions,
+    draw,
+    mix_colours,
+    sample,
+    with_article,
+)
 from ..trainer.folder import Example
 from ..trainer.lora import LoraTrainer
 from ..trainer.settings import Settings
@@ -43,17 +56,13 @@ def draw_cross(
     picture = draw(Scene((other,) if other else (), background=background, jitter=jitter), side)
     x, y = (c + move(-0.025, 0.025) for c in CENTRES[place])
     r = (0.3 if place == "centre" else 0.19) * move(0.94, 1.06)
-    shadow = tuple(round(0.7 * a + 0.3 * b) for a, b in zip(BACKGROUNDS[background], (60, 60, 80)))
+    shadow = mix_colours(BACKGROUNDS[background], (60, 60, 80), 0.3)
     pen = ImageDraw.Draw(picture)
     for ink, dx, dy in ((shadow, 0.02, 0.025), (COLOURS[colour], 0, 0)):
         for w, h in ((r, 0.36 * r), (0.36 * r, r)):
             box = (x + dx - w, y + dy - h, x + dx + w, y + dy + h)
             pen.rectangle([side * edge for edge in box], fill=ink)
     return picture.resize((SIZE, SIZE), Image.Resampling.BOX)
-
-
-def a(words: str) -> str:
-    return f"{'an' if words.startswith('orange') else 'a'} {words}"
 
 
 def cross(seed: int) -> tuple[Image.Image, str]:
@@ -64,12 +73,12 @@ def cross(seed: int) -> tuple[Image.Image, str]:
     on = f"on a {background} background"
     if rng.random() < 0.5:
         place = rng.choice(list(CENTRES))
-        return draw_cross(colour, background, place, jitter=seed), f"{a(colour)} cross{AT[place]} {on}"
+        return draw_cross(colour, background, place, jitter=seed), f"{with_article(colour)} cross{AT[place]} {on}"
     relation = rng.choice(list(RELATIONS))
     place, there = WHERE[relation]
     other = Thing(rng.choice(SHAPES), rng.choice(INKS), there)
     picture = draw_cross(colour, background, place, other, seed)
-    return picture, f"{a(colour)} cross {relation} {a(other.colour)} {other.kind} {on}"
+    return picture, f"{with_article(colour)} cross {relation} {with_article(other.colour)} {other.kind} {on}"
 
 
 def silhouettes(scene: Scene, picture: Image.Image) -> Image.Image:
@@ -126,7 +135,7 @@ def is_cross(picture: Image.Image, colour: str, background: str) -> bool:
 def cross_accuracy(klein: Klein, count: int = 24, **how: Any) -> float:
     """Of `count` crosses that were asked for, in colours unlike those of `cross(0 … 31)`, the share that is right."""
     known = {cross(seed)[1] for seed in range(32)}
-    wishes = [(c, b, f"{a(c)} cross on a {b} background") for c in INKS for b in PAPERS]
+    wishes = [(c, b, f"{with_article(c)} cross on a {b} background") for c in INKS for b in PAPERS]
     wishes = random.Random(0).sample([wish for wish in wishes if wish[2] not in known], count)
     drawn = klein([text for _, _, text in wishes], seed=0, progress=False, **how)
     return sum(is_cross(picture, c, b) for picture, (c, b, _) in zip(drawn, wishes)) / count
@@ -139,7 +148,7 @@ def outline_accuracy(klein: Klein, count: int = 24, **how: Any) -> float:
     """
     inks = [colour for colour in INKS if colour != "black"]  # black has no outline that could be seen
     wishes = random.Random(0).sample([(k, c, b) for k in SHAPES for c in inks for b in PAPERS], count)
-    prompts = [f"{a(c)} {k} in the middle on a {b} background" for k, c, b in wishes]
+    prompts = [f"{with_article(c)} {k} in the middle on a {b} background" for k, c, b in wishes]
     right = 0
     for picture, (kind, colour, background) in zip(klein(prompts, seed=0, progress=False, **how), wishes):
         scenes = {each: lone(each, colour, background) for each in SHAPES}

@@ -124,9 +124,9 @@ def check_output(path: Path) -> None:
 
 def encode_pictures(klein: Klein, example: Example) -> dict[str, mx.array]:
     """The latents (1, n, 128) of an example's picture, and those of its references, (1, r, 128)."""
-    vae = klein.parts.load("autoencoder")
-    clean = vae.encode(to_pixels(example.picture)).reshape(1, -1, 128)
-    references = encode_references(vae, list(example.references), 1) if example.references else clean[:, :0]
+    autoencoder = klein.parts.load("autoencoder")
+    clean = autoencoder.encode(to_pixels(example.picture)).reshape(1, -1, 128)
+    references = encode_references(autoencoder, list(example.references), 1) if example.references else clean[:, :0]
     return {"clean": clean, "references": references}
 
 
@@ -154,9 +154,9 @@ def accumulating_step(count: int) -> Callable[..., Callable[..., mx.array]]:
             value = mx.array(0.0)
             total: Any = None
             for batch in batches:  # each opens its files when it is its turn
-                loss, grads = nn.average_gradients(gradients(*batch))
+                batch_loss, grads = nn.average_gradients(gradients(*batch))
                 total = grads if total is None else tree_map(mx.add, total, grads)
-                value = value + loss / count
+                value = value + batch_loss / count
                 mx.eval(value, total)  # one batch at a time in memory
             total, _ = optim.clip_grad_norm(tree_map(lambda g: g / count, total), 1.0)
             optimizer.update(model, total)
@@ -201,9 +201,9 @@ class LoraTrainer:
             self.check_same_settings(examples)
             self.encoded = EncodedExamples(klein, examples, self.folder / "encoded")
             self.net = klein.parts.load("transformer")
-            self.changes = new_deltas(self.net, settings.rank, mx.random.key(settings.seed))
-            attach(self.net, "new", self.changes)
-            freeze_except(self.net, self.changes)
+            self.deltas = new_deltas(self.net, settings.rank, mx.random.key(settings.seed))
+            attach(self.net, "new", self.deltas)
+            freeze_except(self.net, self.deltas)
             enable_gradient_checkpointing(self.net)
             self.run = Run(self.folder / "state.safetensors", self.net, optimizer)
         self.rope = self.encoded.rope(self.net)
@@ -283,7 +283,7 @@ class LoraTrainer:
         samples = self.folder / f"samples-{self.run.step:05}.png"
         with self.averaged_weights():
             loss = self.validate()
-            write_adapter(self.out, self.changes, layout=self.settings.layout, trained=self.describe())
+            write_adapter(self.out, self.deltas, layout=self.settings.layout, trained=self.describe())
             with replace_file(samples) as draft:
                 self.draw_samples().save(draft, format="PNG")
         told = f"samples in {samples}"

@@ -66,19 +66,20 @@ def adapter_size(cfg: Any, rank: int) -> int:
 
 def plan_training(
     cfg: Any, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
-    bits: float | tuple[float, float] = 16, rank: int = 16, b: int = 1, references: int = 0, cpu: bool | None = None,
+    bits: float | tuple[float, float] = 16, rank: int = 16, b: int = 1, reference_tokens: int = 0,
+    cpu: bool | None = None,
 ) -> TrainingPlan:  # fmt: skip
-    """For pictures of this size, `b` at a time; bits, references and cpu as for `plan_memory`.
+    """For pictures of this size, `b` at a time; bits, reference_tokens and cpu as for `plan_memory`.
 
     cfg: the transformer's. Raises UserError for another family's.
     """
     check_trains(family_of(cfg))
     cpu = compute_dtype() == mx.float32 if cpu is None else cpu
     drawing = plan_memory(
-        (cfg, text_cfg, vae_cfg), width=width, height=height, bits=bits, reference_tokens=references, cpu=cpu
+        (cfg, text_cfg, vae_cfg), width=width, height=height, bits=bits, reference_tokens=reference_tokens, cpu=cpu
     )
     size = 4 if cpu else 2
-    tokens = b * (text_cfg.max_length + width * height // 256 + references)
+    tokens = b * (text_cfg.max_length + width * height // 256 + reference_tokens)
     numbers = cfg.d * tokens * (IN_FLIGHT + KEPT * (cfg.double_blocks + cfg.single_blocks))
     numbers += SCORES * cfg.heads * tokens**2 / b
     return TrainingPlan(
@@ -96,7 +97,7 @@ def plan_model_training(
     """For a model by its name: a released one without its files, another from its own. ValueError if distilled."""
     example = examples[0]  # all have its sizes
     w, h = example.picture.size
-    references = sum(picture.width * picture.height // 256 for picture in example.references)
+    reference_tokens = sum(picture.width * picture.height // 256 for picture in example.references)
     facts = describe(name, quantize, dtype=compute_dtype())
     check_base(facts.info)
     if facts.configs is None:
@@ -104,7 +105,7 @@ def plan_model_training(
     transformer, text_encoder, autoencoder = facts.configs
     plan = plan_training(
         transformer, text_encoder, autoencoder, width=w, height=h, bits=facts.bits, rank=settings.rank,
-        b=settings.batch, references=references,
+        b=settings.batch, reference_tokens=reference_tokens,
     )  # fmt: skip
     packing = find_quant_spec(quantize)
     wider = packing is None or packing.bits_per_weight > QUANT_SPECS[4].bits_per_weight

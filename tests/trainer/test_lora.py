@@ -65,7 +65,7 @@ def test_all_matrices_of_the_blocks_are_trained_and_no_others(trainer):
     cfg = trainer.net.cfg
     expected = {f"double_blocks.{i}.{name}" for i in range(cfg.double_blocks) for name in double}
     expected |= {f"single_blocks.{i}.{name}" for i in range(cfg.single_blocks) for name in ("linear1", "linear2")}
-    assert set(trainer.changes) == expected
+    assert set(trainer.deltas) == expected
     assert set(dict(tree_flatten(trainer.net.trainable_parameters()))) == {
         name for name, _ in tree_flatten(trainer.net.parameters()) if ".deltas.new." in name
     }
@@ -217,7 +217,7 @@ def test_gradients_of_batches_add_up(folder, tmp_path):
 @pytest.mark.parametrize("bits", [8, 4])
 def test_beside_packed_weights(folder, tmp_path, bits):
     trainer = trained(folder, tmp_path / "x.safetensors", Settings(rank=2, steps=2, rate=1e-3, every=2), quantize=bits)
-    moved = [mx.abs(change.b).max().item() for change in trainer.changes.values()]
+    moved = [mx.abs(change.b).max().item() for change in trainer.deltas.values()]
     assert min(moved) > 0
 
 
