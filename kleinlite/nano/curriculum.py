@@ -39,6 +39,7 @@ SHARES = {  # references make a batch smaller
 SEGMENTS = (3, 0, 3, 1, 3, 2, 3)  # which of the four steps a step of distillation is about, by turns
 GUIDANCE = 3.0  # of pictures from words alone
 EDIT_GUIDANCE = 1.5  # the reference leaves little to choose
+LAYOUT = 2  # the first steps, in which a landscape is not guided: there guidance doubles what has no place (chapter 12)
 EMPTY = 0.1  # share of prompts that are left out: guidance asks without one
 FAINT = {  # things that hardly stand out: (colour, background) of shapes, (colour, ground) of things in a landscape
     ("pink", "pink"), ("pink", "purple"), ("pink", "white"), ("yellow", "yellow"), ("yellow", "white"),
@@ -194,7 +195,12 @@ class Curriculum:
         return other if len(self.tokenizer.encode(TEMPLATE.format(other)).ids) <= self.tokens else text
 
     def student_batch(self, step: int) -> tuple[mx.array | int, ...]:
-        """The same for distillation, with the guidance of each picture, (b,), and which of the four steps it is of."""
-        batch = self(step)
-        guidance = GUIDANCE if self.kind(step) == "pictures" else EDIT_GUIDANCE
-        return *batch, mx.full((len(batch[0]),), guidance), SEGMENTS[step % len(SEGMENTS)]
+        """A batch, the guidance of each of its pictures, (b,), and which of the four steps it is of."""
+        segment = SEGMENTS[step % len(SEGMENTS)]
+        lessons = self.choose(step, random.Random(step))
+        scenes = [self.lessons.scenes[lesson.target] for lesson in lessons]
+        if self.kind(step) == "pictures":
+            guidance = [1.0 if scene.is_landscape and segment < LAYOUT else GUIDANCE for scene in scenes]
+        else:
+            guidance = [EDIT_GUIDANCE] * len(scenes)
+        return *self(step), mx.array(guidance), segment

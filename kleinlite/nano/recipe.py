@@ -24,13 +24,14 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
-from ..distillation import distill_loss, redraw_loss
+from ..distillation import STUDENT_STEPS, distill_loss, redraw_loss
 from ..errors import Parser, UserError, run_command
 from ..files import replace_file
 from ..inference.machines import own_temporary_folder
 from ..models.checkpoint import load_tokenizer
 from ..models.export import save_encoders, save_transformer
 from ..pipeline import Klein
+from ..sampling import noised, schedule
 from ..text_encoder import TextEncoder, TextEncoderConfig, tokenize
 from ..trainer.run import (
     MISSING,
@@ -45,10 +46,12 @@ from ..trainer.run import (
     write_arrays,
 )
 from ..training import (
+    Batch,
     autoencoder_loss,
     encode_batch,
     flow_optimizer,
     initialize,
+    join_references,
     learning_rate,
     shifted_times,
     text_encoder_loss,
@@ -77,7 +80,7 @@ LAST = ("linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaL
 READS = {  # what a stage needs from the ones before
     "autoencoder": (), "text_encoder": (), "transformer": ("autoencoder", "text_encoder"),
     "distill": ("autoencoder", "text_encoder", "transformer"),
-    "redraw": ("autoencoder", "text_encoder", "transformer", "distill"),
+    "redraw": ("autoencoder", "text_encoder", "distill"),
     "export": ("autoencoder", "text_encoder", "transformer", "redraw"),
 }  # fmt: skip
 MOST_STEPS = 1_000_000
@@ -293,17 +296,20 @@ class Recipe:
             left = name
 
     def redraw_round(self, number: int, name: str, student: Transformer) -> None:
-        """One round; every fourth step is one of distillation, as before."""
+        """One round. Every other step is of the curriculum, and answered as distillation had left the student.
+
+        So landscapes, edits and what is not there stay as they were ("learning without forgetting", Li and Hoiem 2016,
+        arXiv 1606.09282). A guided teacher in their place brought second houses back.
+        """
         text_encoder = self.load_text_encoder()
-        teacher = self.load("transformer", Transformer(self.cfg.transformer))
+        before = self.load("distill", Transformer(self.cfg.transformer))
         own = self.own_drawings(number, student)
         student.unfreeze()
-        empty = text_encoder(*tokenize(self.load_tokenizer(), [""], self.cfg.text_encoder.max_length))
         curriculum = self.curriculum()
 
         def batches(step: int) -> tuple[Any, ...]:
-            if step % 4 == 3:
-                return "teacher", *curriculum.student_batch(step)
+            if step % 2:
+                return "before", *curriculum(step), step // 2 % STUDENT_STEPS
             return "own", *own.batch(step, self.cfg.batch)
 
         def loss(model: Transformer, kind: str, *lesson: Any) -> mx.array:
@@ -311,9 +317,9 @@ class Recipe:
                 x, target, ids, mask, segment = lesson
                 batch = encode_batch(model, text_encoder, GRID, target, target[:, :0], ids, mask)
                 return redraw_loss(model, x, batch, segment)
-            *arrays, key, guidance, segment = lesson
-            batch = encode_batch(teacher, text_encoder, GRID, *arrays)
-            return distill_loss(model, teacher, batch, empty, guidance, segment, key)
+            *arrays, key, segment = lesson
+            batch = encode_batch(model, text_encoder, GRID, *arrays)
+            return stay_loss(model, before, batch, segment, key)
 
         optimizer = flow_optimizer(self.cfg.steps["redraw"], rate=0.15)
 
@@ -361,6 +367,16 @@ class Recipe:
         pictures = Klein.from_pretrained(preview)(list(SAMPLES), seed=[0] * len(SAMPLES), progress=False, **settings)
         contact_sheet(pictures).save(self.folder / f"{name}.png")
         return f"samples in {self.folder / name}.png"
+
+
+def stay_loss(student: Transformer, before: Transformer, batch: Batch, segment: int, key: mx.array) -> mx.array:
+    """Step number `segment` of four, from a noised picture: the student's answer against the one it gave before."""
+    n = batch.clean.shape[1]
+    t = schedule(STUDENT_STEPS, n)[segment]
+    x = noised(batch.clean, mx.random.normal(batch.clean.shape, key=key), t)
+    img = join_references(x, batch.references)
+    change = student(img, batch.txt, t, rope=batch.rope) - before(img, batch.txt, t, rope=batch.rope)
+    return (change[:, :n] ** 2).mean()
 
 
 def lesson_times(key: mx.array, b: int, edits: bool) -> mx.array:

@@ -5,7 +5,7 @@ import random
 import mlx.core as mx
 from small_nano import small_world  # noqa: F401, a fixture
 
-from kleinlite.nano.curriculum import SEGMENTS, TURNS, make_lessons
+from kleinlite.nano.curriculum import EDIT_GUIDANCE, GUIDANCE, SEGMENTS, TURNS, make_lessons
 from kleinlite.scenes import edit_held_out, held_out, instruction, scene_held_out
 
 
@@ -38,3 +38,17 @@ def test_a_batch_is_of_the_kind_that_its_step_says(world):
             assert mx.array_equal(clean, references)
     assert {data.student_batch(step)[-1] for step in range(7)} == set(SEGMENTS) == {0, 1, 2, 3}
     assert [lesson.texts for lesson in data.choose(1, random.Random(1))]
+
+
+def test_a_landscape_is_guided_once_its_layout_stands(world):
+    """Guided from the first step on, the student draws second houses."""
+    data = world[-1]
+    seen = set()
+    for step in range(40):
+        *_, guidance, segment = data.student_batch(step)
+        for lesson, given in zip(data.choose(step, random.Random(step)), guidance.tolist()):
+            landscape = data.lessons.scenes[lesson.target].is_landscape
+            pictures = data.kind(step) == "pictures"
+            assert given == (EDIT_GUIDANCE if not pictures else 1.0 if landscape and segment < 2 else GUIDANCE)
+            seen.add((pictures, landscape, segment < 2))
+    assert len(seen) == 8, "all cases"

@@ -12,6 +12,7 @@ from kleinlite.distillation import redraw_loss
 from kleinlite.errors import UserError
 from kleinlite.nano import redraw
 from kleinlite.nano.evaluate import requested
+from kleinlite.nano.recipe import stay_loss
 from kleinlite.pipeline import Klein
 from kleinlite.scenes import (
     SHAPES,
@@ -126,6 +127,16 @@ def test_a_round_is_on_the_students_own_path(own):
             assert wrong(x, target, segment, ids, mask) < 1e-6, "the other steps shall stay as they are"
         segments.add(segment)
     assert segments == {0, 1, 2, 3}
+
+
+def test_a_student_that_stays_as_it_was_loses_nothing(own):
+    klein, found = own
+    base = Klein.from_pretrained("nano-base").transformer
+    batch = encode_batch(base, klein.text_encoder, (6, 6), found.target, found.target, found.ids, found.mask)
+    for segment in range(4):
+        key = mx.random.key(segment)
+        assert stay_loss(klein.transformer, klein.transformer, batch, segment, key).item() == 0
+        assert stay_loss(klein.transformer, base, batch, segment, key).item() > 1e-3
 
 
 def test_a_student_that_draws_nothing_is_told_so(own):
