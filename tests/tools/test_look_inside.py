@@ -442,7 +442,7 @@ def test_what_the_tour_says_is_true(nano):
     patch = maps[1].mean(axis=0)[8].tolist()
     order = sorted(mine, key=lambda i: -patch[i])
     assert [tokens[i] for i in order[:2]] == ["red", "circle"]
-    assert (round(100 * patch[order[0]]), round(100 * patch[order[1]])) == (10, 7)
+    assert (round(100 * patch[order[0]]), round(100 * patch[order[1]])) == (11, 8)
     square = maps[1].mean(axis=0)[6 * 4 + 2].tolist()
     assert tokens[max(mine, key=lambda i: square[i])] == "blue"
     to_words = [round(100 * block[:, 3:10].sum(axis=-1).mean().item()) for block in maps[1]]
@@ -454,7 +454,7 @@ def test_what_the_tour_says_is_true(nano):
     assert (round(100 * way[0] / far), round(100 * way[-1] / far)) == (8, 66)
     pictures = [np.asarray(step.preview()).astype(float) for step in steps]
     changes = [abs(b - a).mean() for a, b in zip(pictures, pictures[1:])]
-    assert (round(changes[0]), round(changes[2])) == (17, 2)
+    assert (round(changes[0]), round(changes[2])) == (17, 3)
 
 
 class Skip(nn.Module):
