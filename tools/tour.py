@@ -14,6 +14,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
@@ -21,7 +22,13 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "notebooks" / "images"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDTH, HEIGHT = 760, 560  # pixels of a still, at most: the page is as wide as a column of text
+GAP = 5  # rows of the page's color between two lines
 LONG = 120_000  # milliseconds
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def take_tour(address: str, browser: str | None) -> list[bytes]:
@@ -38,6 +45,7 @@ def take_tour(address: str, browser: str | None) -> list[bytes]:
             page.wait_for_function(
                 f"document.querySelector('.stop .count')?.innerText === '{stop} of {stops}'", timeout=LONG
             )
+            page.wait_for_function("!document.querySelector('.columns').innerText.includes('Drawing')", timeout=LONG)
             page.wait_for_timeout(500)  # what is drawn on canvases is there
             stills.append(page.locator(".columns").screenshot())
             if stop < stops:
@@ -45,8 +53,17 @@ def take_tour(address: str, browser: str | None) -> list[bytes]:
         return stills
 
 
+def blank_row(picture: Image.Image) -> int:
+    """Where to cut a picture below at most `HEIGHT` rows: between two lines, not through one."""
+    rows = np.asarray(picture)
+    if len(rows) <= HEIGHT:
+        return len(rows)
+    blank = (np.ptp(rows, axis=1) < 8).all(axis=1)
+    return next(row for row in range(HEIGHT, 0, -1) if blank[row - GAP : row].all())
+
+
 def main() -> None:
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(ROOT / "book"))
+    handler = functools.partial(Quiet, directory=str(ROOT / "book"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -54,7 +71,7 @@ def main() -> None:
         server.shutdown()
     for stop, still in enumerate(stills, start=1):
         picture = Image.open(io.BytesIO(still)).convert("RGB")
-        picture = picture.crop((0, 0, picture.width, min(picture.height, HEIGHT)))
+        picture = picture.crop((0, 0, picture.width, blank_row(picture)))
         picture.save(IMAGES / f"tour-{stop}.jpg", quality=70, optimize=True)
         print(f"tour-{stop}.jpg: {picture.width} × {picture.height}")
 
