@@ -10,30 +10,17 @@ def test_search(open_page, site):
 from __future__ import annotations
 
 import contextlib
-import functools
-import http.server
 import importlib.util
 import os
-import shutil
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tools.chromium import executable
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-MAC = "/Applications/{0}.app/Contents/MacOS/{0}"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
-
-def executable() -> str | None:
-    """Where a Chromium or Chrome is on this machine; CHROMIUM in the environment names another one."""
-    named = [os.environ.get("CHROMIUM"), *map(shutil.which, NAMES)]
-    return next((path for path in [*named, MAC.format("Chromium"), MAC.format("Google Chrome")]
-                 if path and os.path.exists(path)), None)  # fmt: skip
 
 
 def reason_to_skip() -> str | None:
@@ -92,20 +79,3 @@ def open_page(chromium: Browser) -> Iterator[Callable[..., tuple[Page, Log]]]:
             return page, log
 
         yield open_page
-
-
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """A web server for a folder, on this machine only; gives its address."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import serving
+
+from tools.chromium import serving
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -6,36 +6,27 @@
 Run it again when the page or the weights have changed. It drives the Chromium of this system; CHROMIUM names another.
 """
 
-import functools
-import http.server
 import io
-import os
-import shutil
-import threading
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+from tools.chromium import executable, serving
+
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "notebooks" / "images"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDTH, HEIGHT = 760, 560  # pixels of a still, at most: the page is as wide as a column of text
 GAP = 5  # rows of the page's color between two lines
 LONG = 120_000  # milliseconds
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def take_tour(address: str, browser: str | None) -> list[bytes]:
+def take_tour(address: str) -> list[bytes]:
     """A PNG of what is seen at each stop: what the page says of it, its controls and its pictures."""
     with sync_playwright() as playwright:
         page = playwright.chromium.launch(
-            executable_path=browser, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=executable(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         ).new_page(viewport={"width": WIDTH + 100, "height": 900}, reduced_motion="reduce")
         page.goto(f"{address}/inside.html")
         stops = page.locator("ol.tour > li").count()
@@ -63,12 +54,8 @@ def blank_row(picture: Image.Image) -> int:
 
 
 def main() -> None:
-    handler = functools.partial(Quiet, directory=str(ROOT / "book"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-        stills = take_tour(f"http://127.0.0.1:{server.server_address[1]}", browser)
-        server.shutdown()
+    with serving(ROOT / "book") as address:
+        stills = take_tour(address)
     for stop, still in enumerate(stills, start=1):
         picture = Image.open(io.BytesIO(still)).convert("RGB")
         picture = picture.crop((0, 0, picture.width, blank_row(picture)))

@@ -4,10 +4,10 @@ import io
 from pathlib import Path
 
 import pytest
-from browser import serving
 from PIL import Image
 
 from kleinlite.book.widgets import panel
+from tools.chromium import serving
 
 FOLDER = Path(panel.__file__).parent
 MODEL = """async ([script, state]) => {  // anywidget's model, as far as the scripts use it

@@ -13,7 +13,6 @@ from unittest.mock import patch
 import mlx.core as mx
 import numpy as np
 import pytest
-from browser import serving
 from PIL import Image
 from site_model import write_site_model
 from tokenizers import Tokenizer
@@ -30,6 +29,7 @@ from kleinlite.sampling import noise, schedule
 from kleinlite.text_encoder import TEMPLATE, TextEncoder, TextEncoderConfig, attention_mask
 from kleinlite.transformer import Transformer, TransformerConfig, modulate
 from tools import live
+from tools.chromium import serving
 
 OPEN = """async ([scripts, model, script, kernel]) => {
     window.code = await import(`${scripts}/${script}`);

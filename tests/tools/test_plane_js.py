@@ -8,10 +8,10 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
-from browser import serving
 from test_draw_page import LONG
 
 from tools import live
+from tools.chromium import serving
 
 SIZES = (3, 96, 96, 2)
 STEP = """async ([url, x0, eps, t]) => {
