@@ -44,6 +44,9 @@ SMALL = RecipeConfig(
 )  # fmt: skip
 
 
+SECONDS = 300  # for all processes of a ring; the slowest test needs ten on two quiet cores
+
+
 def launch(folder, *command, processes=2):
     """The command in so many processes of this machine that share MLX's ring, as `mlx.launch` would start them."""
     if not mx.distributed.is_available("ring"):
@@ -60,5 +63,10 @@ def launch(folder, *command, processes=2):
                          stderr=subprocess.PIPE, text=True)
         for rank in range(processes)
     ]  # fmt: skip
-    errors = [process.communicate()[1] for process in started]
+    try:
+        errors = [process.communicate(timeout=SECONDS)[1] for process in started]
+    except subprocess.TimeoutExpired:  # one that lost its neighbor waits for ever
+        for process in started:
+            process.kill()
+        errors = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0] * processes, errors

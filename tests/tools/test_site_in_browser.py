@@ -157,6 +157,7 @@ PALE = """(() => {  // texts that are hard to tell from what is behind them
         .map(e => `${e.tagName}.${e.className} ${contrast(e).toFixed(1)}: ${e.textContent.slice(0, 30)}`); })()"""
 STILL = "Promise.all(document.getAnimations().map(a => a.finished)).then(() => 0)"  # nothing moves any more
 PICTURES = """Promise.all([...document.querySelectorAll('main img:not(.img-wrapper *)')].map(async e => {
+    e.loading = 'eager';  // what waits to be scrolled to would not be decoded, ever
     await e.decode().catch(() => 0);
     return {what: e.alt, there: e.naturalWidth > 0 && e.clientWidth > 0, behind: getComputedStyle(e).backgroundColor};
 }))"""
