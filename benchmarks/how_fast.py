@@ -156,10 +156,10 @@ def write_notes(found: dict) -> list[str]:
     def times(timing, base):
         return f"{ratios(timing, base)[0]:.2f} times ({ratios(timing, base)[2]:.2f} processor)"
 
-    packed = {bits: timings.get(f"step, {bits} bits", {}).get("kleinlite") for bits in (8, 4)}
-    if all(packed.values()) and "kleinlite" in alone:
-        of = [f"{times(timing, alone['kleinlite'])} in {bits} bits" for bits, timing in packed.items()]
-        notes.append(f"With packed weights a step takes, compared with float32: {', '.join(of)}.")
+    quantized = {bits: timings.get(f"step, {bits} bits", {}).get("kleinlite") for bits in (8, 4)}
+    if all(quantized.values()) and "kleinlite" in alone:
+        of = [f"{times(timing, alone['kleinlite'])} in {bits} bits" for bits, timing in quantized.items()]
+        notes.append(f"With quantized weights a step takes, compared with float32: {', '.join(of)}.")
     slower = [f"{times(busy[name], alone[name])} in {name}" for name in alone if name in busy]
     if slower and found["cores"] > 1 and found["threads"] != 1:
         lost = found["cores"] / (found["cores"] - 1)

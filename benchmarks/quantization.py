@@ -2,7 +2,7 @@
 
     python -m benchmarks.quantization                 nano, all settings: seconds
     python -m benchmarks.quantization 4b --only 4 8   a released model: one picture per setting
-    python -m benchmarks.quantization --speed         time of a packed block of the 4B / in float32
+    python -m benchmarks.quantization --speed         time of a quantized block of the 4B / in float32
 
 Chapter 7 says what the settings are, and shows some of the pictures. Differences of pictures are means in levels of 255
 over all pixels, channels and prompts; same seeds, so that only the weights differ.
@@ -22,7 +22,7 @@ from mlx.utils import tree_flatten
 
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.formats import load_weights
-from kleinlite.models.packing import quantize, should_quantize, unpacked
+from kleinlite.models.quantize import plain_matrix, quantize, should_quantize
 from kleinlite.pipeline import Klein, to_pixels
 from kleinlite.position_ids import rope_table
 from kleinlite.quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec, quantize_matrix
@@ -41,9 +41,9 @@ class Cost:
     """One setting, measured."""
 
     setting: int | str
-    bits: float  # per weight of a packed matrix, scales included
+    bits: float  # per weight of a quantized matrix, scales included
     megabytes: float  # the transformer's matrices and what is left whole
-    errors: dict[str, float]  # relative error of every packed matrix
+    errors: dict[str, float]  # relative error of every quantized matrix
     difference: float  # of the pictures, in levels of 255
 
     @property
@@ -52,7 +52,7 @@ class Cost:
 
 
 def measure_layer_errors(name: str | Path, p: QuantSpec) -> tuple[dict[str, float], int]:
-    """Relative error (root mean square) of each packed matrix of the transformer, and the bytes of all its weights.
+    """Relative error (root mean square) of each quantized matrix of the transformer, and the bytes of all its weights.
 
     One matrix at a time, so that it works for models larger than the memory.
     """
@@ -60,14 +60,14 @@ def measure_layer_errors(name: str | Path, p: QuantSpec) -> tuple[dict[str, floa
     total = sum(w.shape[0] * w.shape[1] for w in weights.values() if len(w.shape) == 2)
     errors, nbytes = {}, 0
     for path in list(weights):
-        w = unpacked(weights.pop(path))
+        w = plain_matrix(weights.pop(path))
         if len(w.shape) != 2 or not should_quantize(w.shape, total, p):
             nbytes += w.nbytes
             continue
-        packed: QuantizedMatrix = quantize_matrix(w, p)
-        off, exact = packed.decode() - w.astype(mx.float32), w.astype(mx.float32)
+        quantized: QuantizedMatrix = quantize_matrix(w, p)
+        off, exact = quantized.decode() - w.astype(mx.float32), w.astype(mx.float32)
         errors[path.removesuffix(".weight")] = mx.sqrt(off.square().mean() / exact.square().mean()).item()
-        nbytes += sum(t.nbytes for t in packed.tensors.values())
+        nbytes += sum(t.nbytes for t in quantized.tensors.values())
     return errors, nbytes
 
 
@@ -101,19 +101,19 @@ def format_row(c: Cost) -> str:
 
 
 def time_block(setting: int | str, tokens: Sequence[int] = (64, 256, 768, 1536)) -> dict[int, float]:
-    """Time of one single block of the 4B's shape, packed / its time in float32, for each count of tokens.
+    """Time of one single block of the 4B's shape, quantized / its time in float32, for each count of tokens.
 
     setting: as for `quantize`, or "bfloat16", the matrices kept in 16 bits. Both are timed in turns, four times, and
     the best counts: other work comes and goes. With OPENBLAS_NUM_THREADS=1 it is processor time, which a busy machine
     changes least.
     """
     cfg = TransformerConfig()
-    whole, packed = SingleBlock(cfg), SingleBlock(cfg)
+    whole, quantized = SingleBlock(cfg), SingleBlock(cfg)
     mx.eval(whole.parameters())
     weights = {k: w.astype(mx.bfloat16) for k, w in tree_flatten(whole.parameters())}
-    load_weights(packed, weights, mx.float32, keep_narrow=True)
+    load_weights(quantized, weights, mx.float32, keep_narrow=True)
     if setting != "bfloat16":
-        quantize(packed, QUANT_SPECS[setting], mx.float32)
+        quantize(quantized, QUANT_SPECS[setting], mx.float32)
     del weights
     clock = time.process_time if os.environ.get("OPENBLAS_NUM_THREADS") == "1" else time.perf_counter
     ratios = {}
@@ -121,7 +121,7 @@ def time_block(setting: int | str, tokens: Sequence[int] = (64, 256, 768, 1536))
         x, mod = mx.random.normal((1, n, cfg.d)), [mx.zeros((1, 1, cfg.d))] * 3
         rope, best = rope_table(mx.zeros((n, 4), dtype=mx.int32), cfg.axes, cfg.theta), [math.inf, math.inf]
         for _ in range(4):
-            for i, block in enumerate((whole, packed)):
+            for i, block in enumerate((whole, quantized)):
                 start = clock()
                 mx.eval(block(x, mod, rope))
                 best[i] = min(best[i], clock() - start)
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="nano")
     parser.add_argument("--only", nargs="+", metavar="SETTING", help=f"some of {', '.join(map(str, QUANT_SPECS))}")
     parser.add_argument("--size", type=int, help="side of the pictures in pixels; the model's own if not given")
-    parser.add_argument("--speed", action="store_true", help="time a packed block instead")
+    parser.add_argument("--speed", action="store_true", help="time a quantized block instead")
     args = parser.parse_args()
     settings = [int(s) if s.isdigit() else s for s in args.only] if args.only else QUANT_SPECS
     if args.speed:

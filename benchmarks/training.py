@@ -17,7 +17,7 @@ from kleinlite.cpu import speed_up
 from kleinlite.lora import attach, enable_gradient_checkpointing, freeze_except, new_deltas
 from kleinlite.memory import compute_dtype
 from kleinlite.models.configs import RELEASED_CONFIGS
-from kleinlite.models.packing import quantize
+from kleinlite.models.quantize import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.trainer.memory_plan import COPIES, plan_training
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--size", type=int, default=512, help="pixels along a side of the picture")
     parser.add_argument("--tokens", type=int, default=512, help="of the text")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--bits", type=int, choices=(4, 8), help="pack the weights")
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="quantize the weights")
     parser.add_argument("--plan", action="store_true", help="only predict, for the released base models")
     options = parser.parse_args(argv)
     if options.plan:

@@ -518,7 +518,7 @@ def check_before_loading(
     if facts.configs and not facts.here:
         size: dict[str, Any] = {"width": request.width, "height": request.height, "prompts": [prompt]}
         size["machines"] = 1 if args.prompts else group.size()
-        choice = () if quantize or facts.packed else (8, 6, 5, 4, 3)
+        choice = () if quantize or facts.is_quantized else (8, 6, 5, 4, 3)
         check_memory(plan_model(facts, **size), {bits: plan_model(describe(model, bits), **size) for bits in choice})
     return request.seeds[0]
 
@@ -592,7 +592,7 @@ def describe_model(name: str) -> tuple[str, ...]:
     released = facts.released
     if released:
         counts = [released.size.transformer_parameters, released.size.text_encoder_parameters]
-        settings = [None] if facts.packed else [None, 8, 4]
+        settings = [None] if facts.is_quantized else [None, 8, 4]
         plans = [plan_model(describe(name, setting), width=512, height=512) for setting in settings]
         here = "yes" if facts.here else "no, gated" if released.size.gated else "no"
     else:

@@ -8,7 +8,7 @@ Letters: b pictures, r reference tokens, n picture tokens, m text tokens, nh hea
 Sources: keys and values kept in decoding: Shazeer 2019, arXiv 1911.02150. The pattern, in which references see only
 each other at time 0: FLUX.2 [klein] 9b-kv, as diffusers' Flux2KleinKVPipeline runs it.
 
-Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal 19eb3916)
+Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal 62e569cc)
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def image_stream(
 ) -> mx.array:
     """The image stream of a double block, without any text. (b, r, d) → (b, r, d); mod: six arrays (b, 1, d)"""
     shift1, scale1, gate1, shift2, scale2, gate2 = mod
-    x = x + gate1 * block.img_attn.proj(attention_fn(*block.img_attn.heads(modulate(x, shift1, scale1)), rope))
+    x = x + gate1 * block.img_attn.proj(attention_fn(*block.img_attn.project_qkv(modulate(x, shift1, scale1)), rope))
     return x + gate2 * sequential(block.img_mlp, modulate(x, shift2, scale2))
 
 

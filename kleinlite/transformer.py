@@ -10,7 +10,7 @@ Sources: adaLN: Peebles and Xie 2022 (DiT), arXiv 2212.09748. Two streams, one a
 arXiv 2403.03206. Norms on queries and keys, attention beside MLP: Dehghani et al. 2023 (ViT-22B), arXiv 2302.05442.
 SwiGLU: Shazeer 2020, arXiv 2002.05202. Shapes and constants: diffusers' Flux2Transformer2DModel.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 154e467a)
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 43fc5886)
 """
 
 import math
@@ -197,7 +197,7 @@ class StreamAttention(nn.Module):
         self.proj = linear(d, d)
         self._nh = nh
 
-    def heads(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    def project_qkv(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """(b, s, d) → queries, keys, values (b, nh, s, hd), queries and keys normed"""
         q, k, v = split_heads(self.qkv(x), 3, self._nh)
         return *self.norm(q, k), v
@@ -225,8 +225,8 @@ class DoubleBlock(nn.Module):
         i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = img_mod
         t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = txt_mod
         m = txt.shape[1]
-        img_qkv = self.img_attn.heads(modulate(img, i_shift1, i_scale1))
-        txt_qkv = self.txt_attn.heads(modulate(txt, t_shift1, t_scale1))
+        img_qkv = self.img_attn.project_qkv(modulate(img, i_shift1, i_scale1))
+        txt_qkv = self.txt_attn.project_qkv(modulate(txt, t_shift1, t_scale1))
         q, k, v = (mx.concatenate([t, i], axis=2) for t, i in zip(txt_qkv, img_qkv))  # text first: (b, nh, m + n, hd)
         y = (attention_fn or roped_attention)(q, k, v, rope)  # (b, m + n, d)
         img = img + i_gate1 * self.img_attn.proj(y[:, m:])

@@ -9,7 +9,7 @@ d width, nh heads, hd channels of a head.
 Sources: Z-Image, 2025, arXiv 2511.22699; constants and names: the released files of Tongyi-MAI/Z-Image-Turbo and
 diffusers' ZImageTransformer2DModel.
 
-Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal f57c6fb6)
+Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 2a85e0d1)
 """
 
 from collections.abc import Callable
@@ -190,7 +190,8 @@ class FeedForward(nn.Module):
 class SandwichBlock(nn.Module):
     """Attention, then MLP, each between two norms. x (b, s, d), vec (b, d_vec) or None → (b, s, d)
 
-    timed: whether it has the matrix that makes scales and gates of `vec`.
+    timed: whether it has the matrix that makes scales and gates of `vec`. Two norms: Ding et al. 2021, arXiv
+    2105.13290.
     """
 
     def __init__(self, cfg: ZImageConfig, timed: bool = True):

@@ -21,7 +21,7 @@ from kleinlite.lora import (
     rescale,
     weight_of,
 )
-from kleinlite.models.packing import quantize
+from kleinlite.models.quantize import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.transformer import Transformer, TransformerConfig

@@ -55,7 +55,7 @@ def test_products_without_codes():
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("name", ALL)
 def test_products(name, rows):
-    """Ours, MLX's own quantised product, and the decoded matrix agree. (Its own knows no global scale.)"""
+    """Ours, MLX's own quantized product, and the decoded matrix agree. (Its own knows no global scale.)"""
     x, p = matrix(rows, 256, seed=1, scale=1.0), ALL[name]
     packed = quantize_matrix(matrix(96, 256), p)
     expected = x @ packed.decode().T

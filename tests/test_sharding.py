@@ -17,7 +17,7 @@ from kleinlite.errors import UserError
 from kleinlite.lora import DoRA, LoRA, attach
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.families import network_of
-from kleinlite.models.packing import quantize
+from kleinlite.models.quantize import quantize
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.sharding import check_shares, common_divisor, find_cuts, held_share, shard
 from kleinlite.text_encoder import TextEncoder
@@ -32,7 +32,7 @@ from kleinlite.cpu import setup
 from kleinlite.flux3 import Flux3Config, Flux3Transformer, flux3_velocity_field
 from kleinlite.inference.machines import own_temporary_folder
 from kleinlite.lora import Hadamard, LoRA, SplitAdapter, attach, linear_layers, matrix_shape
-from kleinlite.models.packing import quantize, quantized_layer
+from kleinlite.models.quantize import quantize, quantized_layer
 from kleinlite.pipeline import velocity_field
 from kleinlite.quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
 from kleinlite.sharding import held_share, shard

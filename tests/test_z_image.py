@@ -354,10 +354,10 @@ def test_float32_files_are_cast_as_they_are_read(tmp_path, monkeypatch):
     assert Klein.from_pretrained(folder, dtype=mx.bfloat16).parts.bits[0] == pytest.approx(16, rel=0.01)
 
 
-# ---------------------------------------------------------------- quantised, listed
+# ---------------------------------------------------------------- quantized, listed
 
 
-def test_quantised(tmp_path):
+def test_quantized(tmp_path):
     wish = {"prompt": "a star", "seed": 1, "steps": 2, "progress": False}
     klein = Klein.from_pretrained(MODEL, quantize=8)
     right, packed = levels(golden().klein(**wish)), klein(**wish)

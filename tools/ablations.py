@@ -7,8 +7,8 @@ taken on scenes whose content no training has seen. Runs of one number see the s
 net, and all are measured with the same noise, so nets are compared run by run; how far the runs of one net lie apart
 says which differences mean something.
 
-The pictures are 48 pixels wide and their latents are not packed: a token is one place of 32 channels. Of the noise in
-128 channels a net 64 wide could hand on half at most, whatever it learns.
+The pictures are 48 pixels wide and their latents are not patchified: a token is one place of 32 channels. Of the noise
+in 128 channels a net 64 wide could hand on half at most, whatever it learns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kleinlite.text_encoder import tokenize
 from kleinlite.training import encode_batch, flow_loss, flow_optimizer, initialize, training_step
 from kleinlite.transformer import Transformer, TransformerConfig
 
-SIZE, GRID, CHANNELS = 48, (6, 6), 32  # pixels; latents before they are packed
+SIZE, GRID, CHANNELS = 48, (6, 6), 32  # pixels; latents before they are patchified
 D_TAP = 96  # channels of one tap of nano's text encoder
 SCENES, UNSEEN, BATCH, STEPS, SEEDS, RATE = 4096, 512, 8, 320, 3, 2.0
 
@@ -112,8 +112,10 @@ def encode_pictures(scenes: Iterable[Scene], number: int) -> Pictures:
     for i in range(0, number, 64):
         features.append(text_encoder(*tokenize(tokenizer, texts[i : i + 64], nano.info.max_length)).astype(mx.float16))
         mx.eval(features[-1])
-    packed = encode_scenes(nano.load_autoencoder(), scenes, SIZE).reshape(number, SIZE // 16, SIZE // 16, 4 * CHANNELS)
-    return Pictures(unpatchify(packed).reshape(number, GRID[0] * GRID[1], CHANNELS), mx.concatenate(features))
+    patchified = encode_scenes(nano.load_autoencoder(), scenes, SIZE).reshape(
+        number, SIZE // 16, SIZE // 16, 4 * CHANNELS
+    )
+    return Pictures(unpatchify(patchified).reshape(number, GRID[0] * GRID[1], CHANNELS), mx.concatenate(features))
 
 
 def encode_all(scenes: int, unseen: int) -> tuple[Pictures, Pictures]:

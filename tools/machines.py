@@ -30,13 +30,13 @@ def stored_bits(size: str, kind: str) -> tuple[float, float]:
 
 def precisions(size: str) -> dict[str, tuple[float, float]]:
     """Bits per weight of the transformer and of the text encoder in each row of the page."""
-    packed = {f"{q} bits": (QUANT_SPECS[q].bits_per_weight,) * 2 for q in (8, 6, 5, 4, 3)}
+    quantized = {f"{q} bits": (QUANT_SPECS[q].bits_per_weight,) * 2 for q in (8, 6, 5, 4, 3)}
     if size in ("z-image", "flux3"):  # their makers publish no smaller files
-        return {"bfloat16": (16, 16), **packed}
+        return {"bfloat16": (16, 16), **quantized}
     return {
         "bfloat16": (16, 16),
         "FP8 file": stored_bits(size, "fp8"),
-        **packed,
+        **quantized,
         "NVFP4 file": stored_bits(size, "nvfp4"),
     }
 

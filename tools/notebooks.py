@@ -100,7 +100,9 @@ def module_source(name: str) -> tuple[str, str] | None:
     path = ROOT.joinpath(*name.split("."))
     for file, package in ((path.with_suffix(".py"), name.rpartition(".")[0]), (path / "__init__.py", name)):
         if name.split(".")[0] in ("kleinlite", "tools", "benchmarks") and file.is_file():
-            return code_lines(file.read_text("utf-8")), package
+            own = file.with_suffix(".safetensors")  # weights that a module brings with it
+            code = code_lines(file.read_text("utf-8"))
+            return code + (digest(own.read_bytes()) if own.is_file() else ""), package
     return None
 
 

@@ -11,7 +11,7 @@ from kleinlite import Klein, __version__
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.cpu import attention, blas_name, silu, speed_up
 from kleinlite.inference.strips import use_strips
-from kleinlite.models.packing import quantize
+from kleinlite.models.quantize import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig

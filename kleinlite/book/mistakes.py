@@ -18,7 +18,7 @@ import mlx.core as mx
 from PIL import Image
 
 from ..errors import UserError
-from ..nano.evaluate import array, examine
+from ..nano.evaluate import examine, to_array
 from ..scenes import Scene
 from . import plots
 
@@ -99,7 +99,7 @@ def compare(
             pictures = draw()
             caught = [check for check, holds in checks.items() if not holds()]
         right = right or pictures
-        off = [255 * float(mx.abs(array(a) - array(b)).mean()) for a, b in zip(pictures, right)]
+        off = [255 * float(mx.abs(to_array(a) - to_array(b)).mean()) for a, b in zip(pictures, right)]
         seen = [ok for result in examine(pictures, cases) for ok in result.values()]
         effect = Effect(sum(off) / len(off), sum(seen), len(seen), caught)
         effects[name] = effect

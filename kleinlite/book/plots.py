@@ -112,18 +112,23 @@ def show(images: Sequence[Any], titles: Sequence[str] = (), columns: int = 6, sc
     show_figure(dots=150, sharper=1.5)
 
 
-def rows(pictures: Mapping[str, Sequence[Image.Image]], scale: float = 0.8) -> None:
-    """Rows of pictures, each with its name to the left."""
+def rows(pictures: Mapping[str, Sequence[Image.Image]], scale: float = 0.8, titles: Sequence[str] = ()) -> None:
+    """Rows of pictures, each with its name to the left; titles: of the columns."""
     columns = max(len(row) for row in pictures.values())  # inches
     words = 1.4
     width = scale * columns + words
-    figure, axes = make_grid(len(pictures) * columns, columns, (width / columns, scale))
+    words_above = 0.2 if titles else 0.0
+    height = scale * len(pictures) + words_above
+    figure, axes = make_grid(len(pictures) * columns, columns, (width / columns, height / len(pictures)))
+    for ax, title in zip(axes, titles):
+        ax.set_title(title, fontsize=8, pad=3)
     for i, (name, row) in enumerate(pictures.items()):
         line = axes[i * columns : (i + 1) * columns]
         for ax, picture in zip(line, row):
             ax.imshow(as_image(picture))
         line[0].text(-0.08, 0.5, name, ha="right", va="center", fontsize=8, transform=line[0].transAxes)
-    figure.subplots_adjust(left=words / width, right=1, bottom=0, top=1, wspace=0.04, hspace=0.04)
+    top = 1 - words_above / height
+    figure.subplots_adjust(left=words / width, right=1, bottom=0, top=top, wspace=0.04, hspace=0.04)
     show_figure(dots=120, sharper=1.2)  # 0.8 inches are the 96 pixels of a nano picture
 
 

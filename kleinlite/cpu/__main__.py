@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import affine, attention, blas, blas_name, conv2d, exp, setup, sigmoid, silu, softmax, upsample_conv2d
-from .packed import packed_matmul
+from .quantized import quantized_matmul
 
 
 def time_ratio(own: Callable, theirs: Callable, *args: mx.array, rounds: int = 7) -> float:
@@ -88,7 +88,7 @@ def benchmark() -> None:
         (w, scales, biases) = mx.quantize(mx.random.normal((1024, 1024)), bits=bits)
 
         def ours(x: mx.array, *w: mx.array, bits: int = bits) -> mx.array:
-            return packed_matmul(x, dict(zip(("weight", "scales", "biases"), w)), "affine", bits, 64)
+            return quantized_matmul(x, dict(zip(("weight", "scales", "biases"), w)), "affine", bits, 64)
 
         theirs = partial(mx.quantized_matmul, bits=bits)
         print_forward(f"product with {bits} bits (64, 1024, 1024)", ours, theirs, x, w, scales, biases)

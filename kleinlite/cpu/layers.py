@@ -13,7 +13,7 @@ from ..position_ids import Rope, apply_rope
 from ..quantization import QuantizedLinear
 from ..transformer import SwiGLU, Transformer
 from .operations import FAST, attention, silu
-from .packed import packed_matmul
+from .quantized import quantized_matmul
 
 
 def speed_up(module: nn.Module) -> None:
@@ -70,7 +70,7 @@ class FastMLP(text_encoder.MLP):
 
 class FastQuantizedLinear(QuantizedLinear):
     def __call__(self, x: mx.array) -> mx.array:
-        y = packed_matmul(x, self.matrix.tensors, self.spec.mode, self.spec.bits, self.spec.group)
+        y = quantized_matmul(x, self.matrix.tensors, self.spec.mode, self.spec.bits, self.spec.group)
         with suppress(ValueError):  # inside `mx.compile` there is nothing to work out yet
             mx.eval(y)  # so that one decoded layer at a time is in memory
         return y + self.bias if "bias" in self else y

@@ -1,4 +1,4 @@
-"""Whether a GPU computes what the CPU does: one packed product and one convolution, before the first picture.
+"""Whether a GPU computes what the CPU does: one quantized product and one convolution, before the first picture.
 
 With MLX 0.32.0 convolutions and NVFP4 came out wrong on CUDA, and a wrong product draws noise without
 a word. Not run so far: no GPU was at hand, and the test in tests/inference puts the CPU in its place.
@@ -26,7 +26,7 @@ def say_what_differs() -> None:
 
 def compare_devices(device: mx.Device) -> list[str]:
     """A sentence for each computation in which `device` differs from the CPU by more than `TOLERANCE`."""
-    tests = {"a product with packed weights": packed_product, "a convolution of 512×512 pixels": convolution}
+    tests = {"a product with quantized weights": quantized_product, "a convolution of 512×512 pixels": convolution}
     sentences = []
     for name, compute in tests.items():
         right = compute(mx.Device(mx.cpu))
@@ -40,15 +40,15 @@ def compare_devices(device: mx.Device) -> list[str]:
     return sentences
 
 
-def packed_product(device: mx.Device) -> mx.array:
+def quantized_product(device: mx.Device) -> mx.array:
     """(64, 256) times a matrix (256, 256) in four bits"""
     with mx.stream(mx.cpu):  # the same numbers for both
         x_key, w_key = mx.random.split(mx.random.key(0))
         x = mx.random.normal((64, 256), key=x_key)
-        packed = mx.quantize(mx.random.normal((256, 256), key=w_key), group_size=64, bits=4)
-        mx.eval(x, packed)
+        quantized = mx.quantize(mx.random.normal((256, 256), key=w_key), group_size=64, bits=4)
+        mx.eval(x, quantized)
     with mx.stream(device):
-        product = mx.quantized_matmul(x, *packed, transpose=True, group_size=64, bits=4)
+        product = mx.quantized_matmul(x, *quantized, transpose=True, group_size=64, bits=4)
         mx.eval(product)
     return product
 

@@ -255,7 +255,7 @@ class LoadedModel:
 
     def check_memory(self, request: Request) -> None:
         """Raises MemoryLimitError for a request that this machine cannot hold, with what would fit."""
-        choice = () if self.checkpoint.packed else FEWER_BITS
+        choice = () if self.checkpoint.is_quantized else FEWER_BITS
         smaller = {bits: self.plan_memory(request, QUANT_SPECS[bits].bits_per_weight) for bits in choice}
         held = self.held_bytes()
         # several machines look at the smallest of them, or one alone would refuse

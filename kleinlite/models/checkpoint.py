@@ -36,7 +36,7 @@ from .families.family import Rules
 from .fields import shorten
 from .files import ModelFolder, WeightFiles, check_file, find_index, open_weights, read_json
 from .formats import assemble, find_quant_spec, load_weights
-from .packing import join, quantize as quantize_module
+from .quantize import join, quantize as quantize_module
 from .registry import FOLDERS, PARTS, find_bundled, find_released
 
 SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded
@@ -280,7 +280,7 @@ def read_quant_spec(path: Path) -> QuantSpec | None:
         if affine or spec in QUANT_SPECS.values():
             return spec
     raise UserError(
-        f"{config} says that it is quantised by {shorten(words)}, which kleinlite does not know: take another model."
+        f"{config} says that it is quantized by {shorten(words)}, which kleinlite does not know: take another model."
     )
 
 
@@ -325,8 +325,8 @@ class Checkpoint:
     home: ModelFolder  # where model_index.json and the tokenizer are
     files: dict[str, WeightFiles]  # by part
     dtype: mx.Dtype  # in which the transformer and the text encoder compute
-    packing: QuantSpec | None = None  # in which they are to be quantized when they are loaded
-    packed: bool = False  # whether they are so in their files, and so cannot be quantized again
+    quant_spec: QuantSpec | None = None  # in which they are to be quantized when they are loaded
+    is_quantized: bool = False  # whether they are so in their files, and so cannot be quantized again
     chosen: str | dict[str, str] | None = None  # `parts` of `open_checkpoint`, as text
     # What opening has worked out and the first load takes: lazy, since what is kept would stay in memory.
     _matched: dict[str, Matched] = field(default_factory=dict, repr=False, compare=False)
@@ -339,8 +339,8 @@ class Checkpoint:
 
     @property
     def quantize(self) -> int | str | None:
-        """`packing` in the words of a call, if there is one."""
-        return next((word for word, packing in QUANT_SPECS.items() if packing == self.packing), None)
+        """`quant_spec` in the words of a call, if there is one."""
+        return next((word for word, spec in QUANT_SPECS.items() if spec == self.quant_spec), None)
 
     @property
     def bits(self) -> tuple[float, float]:
@@ -348,8 +348,8 @@ class Checkpoint:
         return self._bits("transformer"), self._bits("text_encoder")
 
     def _bits(self, part: str) -> float:
-        if self.packing:
-            return self.packing.bits_per_weight
+        if self.quant_spec:
+            return self.quant_spec.bits_per_weight
         widest = 8.0 * self.dtype.size  # at most: wider weights, and those of small parts, are cast
         if self.nbytes(part) < SMALL_PART_BYTES:
             return widest
@@ -378,11 +378,11 @@ class Checkpoint:
 
     def _load(self, part: str, lazy: bool) -> Any:
         module, weights, wide = self.take(part)
-        keep = self.packing is not None or self.nbytes(part) >= SMALL_PART_BYTES
+        keep = self.quant_spec is not None or self.nbytes(part) >= SMALL_PART_BYTES
         load_weights(module, weights, self.dtype, keep)
         del weights  # so that a matrix is forgotten once it is quantized
-        if self.packing:
-            return quantize_module(module, self.packing, self.dtype, lazy)
+        if self.quant_spec:
+            return quantize_module(module, self.quant_spec, self.dtype, lazy)
         if keep and wide and not lazy:
             for parameter in tree_flatten(module.parameters()):
                 mx.eval(parameter[1])  # cast one after the other: never all of them in two widths
@@ -431,7 +431,7 @@ def open_checkpoint(
     {"vae": "small-decoder"}.
     Raises UserError, FileError or HubError.
     """
-    packing = find_quant_spec(quantize)
+    spec = find_quant_spec(quantize)
     folder, paths = resolve_parts(str(name), parts)
     configs, files = read_parts(folder, paths)
     tokenizer = load_tokenizer(folder)
@@ -441,13 +441,13 @@ def open_checkpoint(
     file = paths["transformer"] if paths["transformer"].is_file() else None
     info = read_model_info(str(name), folder, file, configs)
     chosen = {part: str(place) for part, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
-    checkpoint = Checkpoint(info, configs, folder, files, dtype, packing, chosen=chosen or None)
+    checkpoint = Checkpoint(info, configs, folder, files, dtype, spec, chosen=chosen or None)
     checkpoint._tokenizers.append(tokenizer)
     weights = [w for part in PARTS for w in checkpoint.weights(part).values()]  # every tensor has its place
-    packed = next((w.spec for w in weights if isinstance(w, QuantizedMatrix) and w.spec.mode != "fp8"), None)
-    if packed and packing:
-        raise UserError(f"{name} is quantised already ({packed.mode}, {packed.bits} bits): leave quantize out.")
-    return replace(checkpoint, packed=packed is not None)
+    quantized = next((w.spec for w in weights if isinstance(w, QuantizedMatrix) and w.spec.mode != "fp8"), None)
+    if quantized and spec:
+        raise UserError(f"{name} is quantized already ({quantized.mode}, {quantized.bits} bits): leave quantize out.")
+    return replace(checkpoint, is_quantized=quantized is not None)
 
 
 def read_parts(folder: ModelFolder, paths: dict[str, Path]) -> tuple[Configs, dict[str, WeightFiles]]:

@@ -22,7 +22,7 @@ class ModelFacts(NamedTuple):
     info: ModelInfo
     configs: Configs | None  # None: of a repository that is not here, nothing; `info` then has a base klein's values
     bits: tuple[float, float]  # per weight of the transformer and of the text encoder, as they will be in memory
-    packed: bool  # whether its weights come in few bits and so cannot be quantized again
+    is_quantized: bool  # whether its weights come in few bits and so cannot be quantized again
     here: bool  # whether its files are on this machine
     released: ReleasedModel | None  # what the registry says of it
     license: str  # "" where only the model's page can tell
@@ -41,7 +41,7 @@ def describe(
 
     Of a released model the registry knows it all, whether its files are here or not. Raises UserError or FileError.
     """
-    packing = find_quant_spec(quantize)
+    spec = find_quant_spec(quantize)
     released = find_released(name)
     if released and not Path(name).exists():
         configs = RELEASED_CONFIGS[released.size.name]
@@ -56,8 +56,8 @@ def describe(
         )
         stored = 8 * released.transformer_bytes / released.size.transformer_parameters
         bits = (min(STORED_BITS, stored), STORED_BITS)
-        if packing:
-            bits = (packing.bits_per_weight, packing.bits_per_weight)
+        if spec:
+            bits = (spec.bits_per_weight, spec.bits_per_weight)
         here = find_cached(name) is not None
         license = released.size.license
         return ModelFacts(info, configs, bits, released.quantized, here, released, license, released.download_bytes)
@@ -65,7 +65,7 @@ def describe(
         checkpoint = open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts)
         license = BUNDLED_LICENSE if find_bundled(name) else ""
         return ModelFacts(
-            checkpoint.info, checkpoint.configs, checkpoint.bits, checkpoint.packed, True, None, license, 0
+            checkpoint.info, checkpoint.configs, checkpoint.bits, checkpoint.is_quantized, True, None, license, 0
         )
     required_repositories(name)  # or the name is refused
     info = ModelInfo(name, distilled=False, size=1024, max_length=512)

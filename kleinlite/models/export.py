@@ -35,7 +35,7 @@ from .families import KLEIN, PartFormat, family_of
 from .families.family import Rules
 from .fields import LAYOUT
 from .files import INDEX, is_inside, read_json
-from .packing import should_quantize, unpacked
+from .quantize import plain_matrix, should_quantize
 
 DIFFUSERS_STEM = "diffusion_pytorch_model"  # how diffusers calls a part's weights
 SHARD_BYTES = 5 * 10**9  # bytes of weights in one file; the released shards are about as large
@@ -129,18 +129,18 @@ def write_safetensors(path: Path, arrays: dict[str, mx.array], done: Callable[[]
         os.fsync(file.fileno())
 
 
-def pack_weights(weights: dict[str, mx.array | QuantizedMatrix], p: QuantSpec) -> dict[str, mx.array]:
-    """The tensors of a part whose matrices are packed: `x.weight`, `x.scales`, … Nothing is computed yet.
+def quantize_weights(weights: dict[str, mx.array | QuantizedMatrix], p: QuantSpec) -> dict[str, mx.array]:
+    """The tensors of a part whose matrices are quantized: `x.weight`, `x.scales`, … Nothing is computed yet.
 
-    `weights` is emptied, so that nothing holds on to a matrix once its packed form is written.
+    `weights` is emptied, so that nothing holds on to a matrix once its quantized form is written.
     """
     total = sum(w.shape[0] * w.shape[1] for w in weights.values() if len(w.shape) == 2)
     arrays: dict[str, mx.array] = {}
     for name in list(weights):
-        w = unpacked(weights.pop(name))
+        w = plain_matrix(weights.pop(name))
         if len(w.shape) == 2 and should_quantize(w.shape, total, p):
-            packed = quantize_matrix(w, p).tensors
-            arrays |= {f"{name.removesuffix('weight')}{tensor}": w for tensor, w in packed.items()}
+            quantized = quantize_matrix(w, p).tensors
+            arrays |= {f"{name.removesuffix('weight')}{tensor}": w for tensor, w in quantized.items()}
         else:
             arrays[name] = w
     return arrays
@@ -218,8 +218,8 @@ def quantized_bytes(checkpoint: Checkpoint) -> int:
 
 def spec_of(checkpoint: Checkpoint) -> QuantSpec:
     """How a checkpoint that was opened with `quantize` is to be quantized."""
-    assert checkpoint.packing is not None
-    return checkpoint.packing
+    assert checkpoint.quant_spec is not None
+    return checkpoint.quant_spec
 
 
 def remove_drafts(out: Path, own: Path) -> None:
@@ -262,7 +262,7 @@ def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
     }
     spec = spec_of(checkpoint)
     for part, (stem, config) in quantized.items():
-        arrays = pack_weights(checkpoint.take(part).weights, spec)
+        arrays = quantize_weights(checkpoint.take(part).weights, spec)
         bar.total += len(arrays)
         config |= {"quantization": {"group_size": spec.group, "bits": spec.bits, "mode": spec.mode}}
         write_part(folder / part, stem, config, arrays, bar.update)

@@ -15,13 +15,13 @@ from mlx.utils import tree_unflatten
 
 from ..errors import UserError, clip
 from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
-from .packing import quantized_layer
+from .quantize import quantized_layer
 
 IGNORED = (".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")  # about activations, or for other programs
 
 
 def find_quant_spec(quantize: int | str | None) -> QuantSpec | None:
-    """The packing that `quantize=4` or `quantize="nvfp4"` stands for; ValueError, with the list, if there is none."""
+    """The format that `quantize=4` or `quantize="nvfp4"` stands for; ValueError, with the list, if there is none."""
     if quantize is not None and quantize not in QUANT_SPECS:
         known = ", ".join(map(str, QUANT_SPECS))
         raise UserError(f"quantize is one of {known} (bits per weight, or a format), not {quantize!r}.")
@@ -31,7 +31,7 @@ def find_quant_spec(quantize: int | str | None) -> QuantSpec | None:
 def load_weights(
     module: nn.Module, weights: dict[str, mx.array | QuantizedMatrix], dtype: mx.Dtype, keep_narrow: bool = False
 ) -> nn.Module:
-    """Give a module its weights by name: arrays as `dtype`, packed ones as they are. Returns the module.
+    """Give a module its weights by name: arrays as `dtype`, quantized ones as they are. Returns the module.
 
     keep_narrow: matrices in a narrower type than `dtype` stay in it, and are cast when they are used.
     """
@@ -53,9 +53,9 @@ def load_weights(
 def assemble(
     arrays: dict[str, mx.array], metadata: dict[str, str] | None = None, mlx: QuantSpec | None = None
 ) -> dict[str, mx.array | QuantizedMatrix]:
-    """Codes and scales → packed matrices under the name of the weight; everything else as it is.
+    """Codes and scales → quantized matrices under the name of the weight; everything else as it is.
 
-    metadata: the file's. mlx: how matrices with `.scales` are packed, from the part's config.json.
+    metadata: the file's. mlx: how matrices with `.scales` are quantized, from the part's config.json.
     """
     arrays = {name.replace(".scale_weight", ".weight_scale"): w for name, w in arrays.items()}
     arrays = {name: w for name, w in arrays.items() if not name.endswith(IGNORED)}
@@ -71,9 +71,9 @@ def assemble(
             spec = gguf_spec(codes, tensors["scales"]) if (metadata or {}).get("format") == "gguf" else mlx
             if spec is None:
                 raise UserError(
-                    f"{clip(name)} is quantised and config.json does not say how (quantization): a file is missing."
+                    f"{clip(name)} is quantized and config.json does not say how (quantization): a file is missing."
                 )
-            check_packed(name, tensors, spec, scaled_twice)
+            check_quantized(name, tensors, spec, scaled_twice)
             matrices[name] = QuantizedMatrix(tensors, spec)
         elif codes.dtype == mx.uint8:
             scale = arrays.pop(f"{layer}.weight_scale", mx.array(1.0))
@@ -89,14 +89,15 @@ def assemble(
     return plain | matrices
 
 
-def refuse_packed(name: str, what: str) -> NoReturn:
-    """Raises UserError about a matrix of which `what` is not as its packing has it."""
+def refuse_quantized(name: str, what: str) -> NoReturn:
+    """Raises UserError about a matrix of which `what` is not as its format has it."""
     raise UserError(
-        f"{clip(name)} is packed, and its {what} do not fit (missing, or of another type or shape): download it again."
+        f"{clip(name)} is quantized, and its {what} do not fit (missing, or of another type or shape): download it "
+        "again."
     )
 
 
-def check_packed(name: str, tensors: dict[str, mx.array], spec: QuantSpec, scaled_twice: bool) -> None:
+def check_quantized(name: str, tensors: dict[str, mx.array], spec: QuantSpec, scaled_twice: bool) -> None:
     """Refuse codes and scales that do not belong to each other, by kind, type and shape. Raises UserError.
 
     scaled_twice: whether the file has a second scale for its NVFP4 matrices; those of MLX's own tools have none.
@@ -105,7 +106,7 @@ def check_packed(name: str, tensors: dict[str, mx.array], spec: QuantSpec, scale
     rows, words = codes.shape if codes.ndim == 2 else (0, 0)
     columns = words * 32 // spec.bits
     if not rows * words or codes.dtype != mx.uint32 or columns % spec.group or columns * spec.bits != words * 32:
-        refuse_packed(name, "codes")
+        refuse_quantized(name, "codes")
     per_group = (rows, columns // spec.group)
     real = mx.floating
     expected: dict[str, tuple[tuple[int, int], mx.Dtype | mx.DtypeCategory]]
@@ -121,11 +122,11 @@ def check_packed(name: str, tensors: dict[str, mx.array], spec: QuantSpec, scale
         if tensor is None or tensor.shape != shape or not mx.issubdtype(tensor.dtype, dtype):
             wrong.append(kind)
     if wrong:
-        refuse_packed(name, " and ".join(wrong))
+        refuse_quantized(name, " and ".join(wrong))
 
 
 def gguf_spec(codes: mx.array, scales: mx.array) -> QuantSpec:
-    """How MLX has packed a matrix of a GGUF file: groups of 32, in 4 or 8 bits, by how many codes there are."""
+    """How MLX has quantized a matrix of a GGUF file: groups of 32, in 4 or 8 bits, by how many codes there are."""
     in_four_bits = codes.ndim and scales.ndim and codes.shape[-1] == 4 * scales.shape[-1]
     return QuantSpec("affine", 4 if in_four_bits else 8, 32)
 
@@ -133,7 +134,7 @@ def gguf_spec(codes: mx.array, scales: mx.array) -> QuantSpec:
 def scale_per_row(name: str, scale: mx.array, rows: int) -> mx.array:
     """One number for a matrix, or one per row → (rows, 1), float32. Raises UserError."""
     if scale.size not in (1, rows) or not mx.issubdtype(scale.dtype, mx.floating):
-        refuse_packed(name, "scales")
+        refuse_quantized(name, "scales")
     return mx.broadcast_to(scale.astype(mx.float32).reshape(-1, 1), (rows, 1))
 
 
@@ -150,10 +151,10 @@ def from_nvfp4(
     rows, width = codes.shape if codes.ndim == 2 else (0, 0)
     columns = width // 8
     if not rows * columns or width % 8:
-        refuse_packed(name, "codes")
+        refuse_quantized(name, "codes")
     size = -(-rows // 128) * 128 * -(-columns // 4) * 4
     if scales.size != size if swizzled else scales.shape != (rows, columns):
-        refuse_packed(name, "scales")
+        refuse_quantized(name, "scales")
     if swizzled:
         codes = swap_nibbles(codes)
         scales = mx.contiguous(unswizzle(scales, rows, columns))

@@ -1,6 +1,6 @@
 """GGUF files, as llama.cpp and ComfyUI-GGUF write them: the header, and which kinds of numbers MLX can read.
 
-`mx.load` reads the tensors: Q4_0, Q4_1 and Q8_0 as packed matrices, what its library can convert as float16.
+`mx.load` reads the tensors: Q4_0, Q4_1 and Q8_0 as quantized matrices, what its library can convert as float16.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 

@@ -60,14 +60,14 @@ SHOWCASE = [
 ]  # fmt: skip
 
 
-def array(image: Image.Image) -> mx.array:
+def to_array(image: Image.Image) -> mx.array:
     """(H, W, 3) from 0 to 1"""
     return mx.array(np.asarray(image.convert("RGB"))) / 255.0
 
 
 @functools.cache
 def drawn(scene: Scene) -> mx.array:
-    return array(draw(scene, SIZE))
+    return to_array(draw(scene, SIZE))
 
 
 @functools.cache
@@ -110,7 +110,7 @@ def land_templates(ground: Scene) -> tuple[list[Thing], mx.array]:
 
 def see_landscape(image: Image.Image, ground: Scene) -> Scene:
     """Things in a landscape: at any place along the ground, what explains most of the picture there."""
-    picture = array(image)[SKYLINE:]
+    picture = to_array(image)[SKYLINE:]
     bare = drawn(ground)[SKYLINE:]
     things, change = land_templates(ground)
     where = (mx.abs(change).sum(axis=-1, keepdims=True) > 0.02).astype(mx.float32)
@@ -139,7 +139,7 @@ def see_landscape(image: Image.Image, ground: Scene) -> Scene:
 def judge(image: Image.Image) -> Scene:
     """The scene that a picture seems to show."""
     image = image.convert("RGB").resize((SIZE, SIZE))
-    picture = array(image)
+    picture = to_array(image)
     scenes, drawings = empty_scenes()
     off = mx.abs(picture - drawings).sum(axis=-1).reshape(len(scenes), -1)
     ground = scenes[int(mx.minimum(off, 0.25).mean(axis=1).argmin())]  # things cover a part: they must not decide

@@ -35,7 +35,7 @@ from ..scenes import (
 from ..trainer.folder import Example
 from ..trainer.lora import LoraTrainer
 from ..trainer.settings import Settings
-from .evaluate import array
+from .evaluate import to_array
 
 SIZE = 96
 WHERE = {
@@ -113,10 +113,11 @@ def outlined(seed: int) -> tuple[Image.Image, str]:
 
 def closest(picture: Image.Image, drawings: dict[str, Image.Image]) -> str:
     """The name of the drawing that comes closest to the picture, a little shifted."""
-    seen = array(picture)
+    seen = to_array(picture)
     far = {}
     for name, drawing in drawings.items():
-        shifted = mx.stack([mx.roll(mx.roll(array(drawing), dy, 0), dx, 1) for dy in (-3, 0, 3) for dx in (-3, 0, 3)])
+        there = to_array(drawing)
+        shifted = mx.stack([mx.roll(mx.roll(there, dy, 0), dx, 1) for dy in (-3, 0, 3) for dx in (-3, 0, 3)])
         far[name] = float(((shifted - seen) ** 2).mean(axis=(1, 2, 3)).min())
     return min(far, key=far.__getitem__)
 

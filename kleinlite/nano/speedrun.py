@@ -93,7 +93,7 @@ class Speedrun:
             was = f"{folder} holds a run of {self.log.minutes:g} minutes"
             raise UserError(f"{was}: say --minutes {self.log.minutes:g}, or name another folder.")
 
-    def lessons(self) -> Curriculum:
+    def curriculum(self) -> Curriculum:
         """Pictures with captions; encoded once, as many as a tenth of the minutes allows."""
         path = self.folder / "latents.safetensors"
         if not path.exists():
@@ -122,7 +122,7 @@ class Speedrun:
         """Learn until the time for it is over, with a look at samples every eighth of the minutes."""
         cfg = self.cfg
         log = self.log
-        lessons = self.lessons()
+        curriculum = self.curriculum()
         run = Run(self.folder / "run.safetensors", self.model, self.optimizer, decay=0.99)
         log.curve = [point for point in log.curve if point[0] <= run.step]
 
@@ -134,7 +134,7 @@ class Speedrun:
         whole = 60 * log.minutes
         last = self.clock()
         with catch_interrupts() as pressed, tqdm(total=round(whole), unit="s", desc="speedrun") as bar:
-            for value in run.steps(10**9, loss, lessons) if self.set_rates() else ():
+            for value in run.steps(10**9, loss, curriculum) if self.set_rates() else ():
                 log.loss = 0.95 * log.loss + 0.05 * value if log.loss else value
                 look = log.spent >= log.looks * whole / LOOKS
                 if log.spent >= len(log.curve) * whole / 100:

@@ -146,8 +146,8 @@ def accumulating_step(count: int) -> Callable[..., Callable[..., mx.array]]:
     def make(model: nn.Module, optimizer: optim.Optimizer, loss: Callable[..., mx.array]) -> Callable[..., mx.array]:
         optimizer.init(model.trainable_parameters())
         gradients = nn.value_and_grad(model, lambda *batch: loss(model, *batch))
-        packed = any(isinstance(m, QuantizedLinear) for m in model.modules())
-        if not (packed and mx.default_device() == mx.Device(mx.cpu)):  # there, packed products cannot be compiled
+        quantized = any(isinstance(m, QuantizedLinear) for m in model.modules())
+        if not (quantized and mx.default_device() == mx.Device(mx.cpu)):  # there, quantized products cannot be compiled
             gradients = mx.compile(gradients, inputs=[model.state], outputs=[model.state])
 
         def update(batches: Iterable[tuple[Any, ...]]) -> mx.array:

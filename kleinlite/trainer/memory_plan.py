@@ -38,7 +38,7 @@ class TrainingPlan(NamedTuple):
     adapter: int
     activations: int
     pictures: int = 0
-    packable: bool = True  # whether 4 bits per weight would be fewer
+    quantizable: bool = True  # whether 4 bits per weight would be fewer
 
     @property
     def training(self) -> int:
@@ -107,10 +107,10 @@ def plan_model_training(
         transformer, text_encoder, autoencoder, width=w, height=h, bits=facts.bits, rank=settings.rank,
         b=settings.batch, reference_tokens=reference_tokens,
     )  # fmt: skip
-    packing = find_quant_spec(quantize)
-    wider = packing is None or packing.bits_per_weight > QUANT_SPECS[4].bits_per_weight
+    spec = find_quant_spec(quantize)
+    wider = spec is None or spec.bits_per_weight > QUANT_SPECS[4].bits_per_weight
     pixels = sum(picture.width * picture.height for picture in (example.picture, *example.references))
-    return plan._replace(pictures=3 * pixels * len(examples), packable=wider and not facts.packed)
+    return plan._replace(pictures=3 * pixels * len(examples), quantizable=wider and not facts.is_quantized)
 
 
 def check_plan(plan: TrainingPlan) -> None:
@@ -118,8 +118,8 @@ def check_plan(plan: TrainingPlan) -> None:
     total = machine_memory()[0]
     if plan.peak_bytes > total:
         ways = ["take smaller pictures with --size"]
-        if plan.packable:
-            ways.insert(0, "pack the weights with --quantize 4")
+        if plan.quantizable:
+            ways.insert(0, "quantize the weights with --quantize 4")
         largest = plan.peak_bytes - plan.pictures
         if plan.training == largest and plan.adapter > max(plan.weights, plan.activations):
             ways.insert(0, "take a smaller --rank")

@@ -328,7 +328,7 @@ def test_models_lists_every_name(capsys):
     assert list(rows) == [*BUNDLED, *MODELS] and len(rows) == 19
     assert re.search(r"4, distilled +3\.9 B \+ 4\.0 B .* 16\.0 GB +Apache-2\.0", rows["4b"])
     assert re.search(r" 50 +9\.1 B \+ 8\.2 B .* 34\.7 GB +FLUX Non-Commercial", rows["base-9b"])
-    assert re.search(r"4, distilled .* 10\.7 GB +Apache-2\.0", rows["4b-nvfp4"])  # the rest of it is not quantised
+    assert re.search(r"4, distilled .* 10\.7 GB +Apache-2\.0", rows["4b-nvfp4"])  # the rest of it is not quantized
     number, memory = r"(\d+\.\d)", {}
     for name in MODELS:
         pattern = rf" B +{number}  " if "nvfp4" in name else rf" B +{number} / {number} / {number} "

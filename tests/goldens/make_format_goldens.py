@@ -2,7 +2,7 @@
 
     python tests/goldens/make_format_goldens.py     # torch and numpy; nothing here depends on MLX or on kleinlite
 
-The codes are drawn, not quantised: every code and every kind of scale occurs. Values are worked out one by one, from
+The codes are drawn, not quantized: every code and every kind of scale occurs. Values are worked out one by one, from
 the definition of the format and the place of each byte in its layout.
 """
 

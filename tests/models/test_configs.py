@@ -112,7 +112,7 @@ def opened_or_refused(model: Path, words: dict, name: str, place: tuple, value: 
         ("text_encoder", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ("text_encoder", {"num_key_value_heads": 3}, "4 heads do not share 3"),
         ("text_encoder", {"head_dim": 7}, "head_dim is odd"),
-        ("text_encoder", {"quantization": {"bits": 4}}, "quantised by {'bits': 4}, which kleinlite does not know"),
+        ("text_encoder", {"quantization": {"bits": 4}}, "quantized by {'bits': 4}, which kleinlite does not know"),
         ("index", {"is_distilled": "yes"}, "is_distilled is 'yes', and it must be true or false"),
         ("index", {"text_encoder_out_layers": []}, "text_encoder_out_layers is []"),
     ],

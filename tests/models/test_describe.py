@@ -18,7 +18,7 @@ def test_a_released_model_is_known_without_its_files(hub, name):  # noqa: F811
         False, model, "base" not in name, "kv" in name,
     )  # fmt: skip
     tokens = 8192 if "flux3" in name else 512
-    assert (facts.info.size, facts.info.max_length, facts.packed) == (1024, tokens, "nvfp4" in name)
+    assert (facts.info.size, facts.info.max_length, facts.is_quantized) == (1024, tokens, "nvfp4" in name)
     assert facts.info.d_latent == facts.configs.transformer.d_latent
     low, high = (4.5, 5.2) if "nvfp4" in name else (8, 8.7) if "fp8" in name else (15.99, 16)
     assert low < facts.bits[0] <= high and facts.bits[1] == 16

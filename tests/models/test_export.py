@@ -24,7 +24,7 @@ CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what 
 
 
 @pytest.mark.parametrize("name", [3, 4, "nvfp4", "mxfp8"])
-def test_a_quantised_copy(name, tmp_path, monkeypatch):
+def test_a_quantized_copy(name, tmp_path, monkeypatch):
     monkeypatch.setattr(export.write_part, "__defaults__", (300_000,))
     export.quantize_model("nano", tmp_path / "q", name, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["q"]
@@ -37,7 +37,7 @@ def test_a_quantised_copy(name, tmp_path, monkeypatch):
     assert len(shards) > 1 and all(path.stat().st_size < 400_000 for path in shards)
     names = [k for path in (tmp_path / "q" / "text_encoder").glob("*.safetensors") for k in mx.load(str(path))]
     assert not [k for k in names if "layers.3" in k or k.startswith("norm")]
-    with pytest.raises(ValueError, match="quantised already"):
+    with pytest.raises(ValueError, match="quantized already"):
         open_checkpoint(tmp_path / "q", dtype=mx.float32, quantize=4)
     with pytest.raises(FileExistsError, match="is there already"):
         export.quantize_model("nano", tmp_path / "q", name)
@@ -89,7 +89,7 @@ def test_a_copy_without_its_packing(tmp_path):
     config = json.loads(path.read_text())
     del config["quantization"]
     path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="is quantised and config.json does not say how"):
+    with pytest.raises(ValueError, match="is quantized and config.json does not say how"):
         open_checkpoint(tmp_path / "q", dtype=mx.float32)
 
 

@@ -183,7 +183,7 @@ def test_packed_matrices_of_the_wrong_form(copies, model, tmp_path, part, mode, 
     spoil(copies[mode], tmp_path / "q", part, lambda arrays, layer: (
         other_tensor(arrays, f"{layer}.{kind}", change) if change else without(arrays, f"{layer}.{kind}")
     ))  # fmt: skip
-    is_refused(tmp_path / "q", f"is packed, and its {what} do not fit")
+    is_refused(tmp_path / "q", f"is quantized, and its {what} do not fit")
 
 
 def spoil(source: Path, folder: Path, part: str, change: Callable[[dict, str], dict]) -> None:
@@ -211,7 +211,7 @@ def test_packed_matrices_with_a_tensor_too_many(copies, tmp_path, mode, kind):
         return arrays | {f"{layer}.{kind}": arrays[f"{layer}.scales"].astype(mx.float32)}
 
     spoil(copies[mode], tmp_path / "q", "transformer", add)
-    is_refused(tmp_path / "q", f"is packed, and its {kind} do not fit")
+    is_refused(tmp_path / "q", f"is quantized, and its {kind} do not fit")
 
 
 def test_nvfp4_of_mlxs_own_tools_has_one_scale(copies, tmp_path):

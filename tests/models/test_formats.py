@@ -135,7 +135,7 @@ SCALES = mx.ones((32, 4), dtype=mx.uint8)  # of a matrix of 32 × 64 weights
 )  # fmt: skip
 @pytest.mark.parametrize("said", [{}, {"quantization": "nvfp4"}, {"_quantization_metadata": "{}"}])
 def test_fp8_and_nvfp4_of_the_wrong_form(arrays, what, said):
-    with pytest.raises(UserError, match=f"x.weight is packed, and its {what} do not fit"):
+    with pytest.raises(UserError, match=f"x.weight is quantized, and its {what} do not fit"):
         assemble({"x.weight": mx.ones((32, 32), dtype=mx.uint8)} | arrays, said)
 
 
@@ -148,7 +148,7 @@ def test_scales_without_their_matrix_do_not_decide_the_layout():
 def test_gguf_with_scales_of_its_own(scales):
     """A file may say that a tensor of it is another's scales."""
     arrays = {"x.weight": mx.zeros((4, 16), dtype=mx.uint32), "x.scales": scales, "x.biases": scales}
-    with pytest.raises(UserError, match="x.weight is packed, and its"):
+    with pytest.raises(UserError, match="x.weight is quantized, and its"):
         assemble(arrays, {"format": "gguf"})
 
 
@@ -227,11 +227,11 @@ def test_an_nvfp4_file(layout, said, tmp_path):
     packed = [m for _, m in klein.transformer.named_modules() if isinstance(m, QuantizedLinear)]
     assert len(packed) == 26 and {(m.weight.dtype, m.spec.mode) for m in packed} == {(mx.uint32, "nvfp4")}
     assert difference(klein(**WISH), Klein.from_pretrained("nano")(**WISH)) < 20
-    with pytest.raises(ValueError, match="quantised already .nvfp4, 4 bits.: leave quantize out"):
+    with pytest.raises(ValueError, match="quantized already .nvfp4, 4 bits.: leave quantize out"):
         open_checkpoint(file, dtype=mx.float32, parts="nano", quantize=4)
 
 
-def test_fp8_can_be_quantised(tmp_path):
+def test_fp8_can_be_quantized(tmp_path):
     file = single_file(tmp_path / "nano-fp8.safetensors", "fp8")
     model = open_checkpoint(file, dtype=mx.float32, parts="nano", quantize=4).load_transformer()
     modes = {name: m.spec.mode for name, m in model.named_modules() if isinstance(m, QuantizedLinear)}

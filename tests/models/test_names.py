@@ -259,7 +259,7 @@ def test_the_wrong_text_encoder(size, text_size, told, tmp_path):
         open_checkpoint(folder, dtype=mx.float32)
 
 
-def quantised_shapes(size: str, kind: str, whole: set[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+def quantized_shapes(size: str, kind: str, whole: set[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """A released single file: the blocks' matrices in `kind`, all but those in `whole`."""
     names = {}
     for name, shape in transformer_shapes(size, "single file").items():
@@ -283,11 +283,11 @@ def quantised_shapes(size: str, kind: str, whole: set[str]) -> dict[str, tuple[s
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
 @pytest.mark.parametrize("size", ["4b", "9b"])
 @pytest.mark.parametrize("kind", ["fp8", "nvfp4"])
-def test_quantised_single_files(size, kind, prefix, tmp_path, monkeypatch):
+def test_quantized_single_files(size, kind, prefix, tmp_path, monkeypatch):
     """The transformer of `flux-2-klein-4b-fp8.safetensors` and its like; some of the blocks' matrices left whole."""
     monkeypatch.setattr("kleinlite.models.formats.is_swizzled", lambda *_: True)  # there are no numbers to look at
     parts = write_model(tmp_path / "parts", size, {"4b": "4b", "9b": "8b"}[size], {}, transformer=False)
-    names = quantised_shapes(size, kind, whole={"single_blocks.3.linear1.weight", "double_blocks.1.txt_mlp.2.weight"})
+    names = quantized_shapes(size, kind, whole={"single_blocks.3.linear1.weight", "double_blocks.1.txt_mlp.2.weight"})
     file = tmp_path / f"flux-2-klein-{size}-{kind}.safetensors"
     header_only(file, {prefix + name: found for name, found in names.items()})
     checkpoint = opened(file, parts=parts)

@@ -27,7 +27,7 @@ PLAN = TrainingPlan(features=1, latents=1, weights=3, adapter=1, activations=1)
 @pytest.mark.parametrize(
     "plan, ways",
     [
-        (PLAN, "pack the weights with --quantize 4, or take smaller pictures with --size"),
+        (PLAN, "quantize the weights with --quantize 4, or take smaller pictures with --size"),
         (PLAN._replace(packable=False), "take smaller pictures with --size"),
         (PLAN._replace(packable=False, adapter=4), "take a smaller --rank, or take smaller pictures with --size"),
         (PLAN._replace(packable=False, adapter=4, features=9), "take smaller pictures with --size"),

@@ -3,8 +3,8 @@
 On a GPU a product is MLX's own. On a Linux CPU `mx.quantized_matmul` is a slow loop, and `mx.dequantize` takes several
 times as long as a product with few tokens. But the *first* codes of all words are a matrix of their own, of every n-th
 column: one mask, one cast and one multiplication over whole arrays decode it. So a product is a sum of n small ones,
-and never more than an n-th of the matrix is decoded at a time. The bias of a group needs no decoding: it meets the sum
-of the group's inputs.
+each with an n-th of the matrix. (MLX works ahead on a CPU: several n-ths are in memory at a time, about one decoded
+matrix in all. Time is saved, not memory.) A group's bias needs no decoding: it meets the sum of the group's inputs.
 
 - In 3, 5 and 6 bits codes cross the borders of bytes; three or five bytes, read as one number, hold a whole count.
 - A four-bit float has eight sizes; doubled (0, 1, 2, 3, 4, 6, 8, 12) they fit as digits into 0xC8643210.
@@ -33,8 +33,8 @@ def dequantize(tensors: dict[str, mx.array], mode: str, bits: int, group: int) -
     return w * tensors.get("global_scale", 1.0)
 
 
-def packed_matmul(x: mx.array, tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
-    """x @ W.T with a packed W, (…, d_in) → (…, d_out), as x's type."""
+def quantized_matmul(x: mx.array, tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
+    """x @ W.T with a quantized W, (…, d_in) → (…, d_out), as x's type."""
     if mx.default_device() == mx.Device(mx.cpu):
         y = matmul_in_pieces(x.reshape(-1, x.shape[-1]).astype(mx.float32), tensors, mode, bits, group)
         return y.reshape(*x.shape[:-1], -1).astype(x.dtype)

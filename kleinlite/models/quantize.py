@@ -1,7 +1,7 @@
-"""Whole networks in fewer bits: which matrices are packed, in which order, what stands in for them.
+"""Whole networks in fewer bits: which matrices are quantized, in which order, what stands in for them.
 
-Chapter 7 packs one matrix and one linear layer; here are the embedding, matrices that are packed already, and the order
-that never has more than one matrix in memory in both forms.
+Chapter 7 quantizes one matrix and one linear layer; here are the embedding, matrices that are quantized already, and
+the order that never has more than one matrix in memory in both forms.
 """
 
 import math
@@ -17,29 +17,29 @@ from ..quantization import UNQUANTIZED, QuantizedLinear, QuantizedMatrix, QuantS
 class QuantizedEmbedding(QuantizedLinear):
     """A table of rows kept in fewer bits, of which only those asked for are decoded. (…) of whole numbers → (…, d)"""
 
-    def __init__(self, packed: QuantizedMatrix, dtype: mx.Dtype):
-        super().__init__(packed)
+    def __init__(self, quantized: QuantizedMatrix, dtype: mx.Dtype):
+        super().__init__(quantized)
         self._dtype = dtype
 
     def __call__(self, ids: mx.array) -> mx.array:
         return self.matrix.map(lambda w: w[ids]).decode(self._dtype)
 
 
-def quantized_layer(layer: nn.Module, packed: QuantizedMatrix, dtype: mx.Dtype) -> nn.Module:
+def quantized_layer(layer: nn.Module, quantized: QuantizedMatrix, dtype: mx.Dtype) -> nn.Module:
     """What stands in for a linear layer or an embedding."""
     embedding = isinstance(layer, (nn.Embedding, QuantizedEmbedding))
-    return QuantizedEmbedding(packed, dtype) if embedding else QuantizedLinear(packed, layer.get("bias"))
+    return QuantizedEmbedding(quantized, dtype) if embedding else QuantizedLinear(quantized, layer.get("bias"))
 
 
 def join(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
-    """Matrices of the same width and packing, one below the other."""
+    """Matrices of the same width and format, one below the other."""
     if len({(p.spec, *p.tensors, p.shape[1]) for p in parts}) > 1:
-        raise UserError("Matrices that are packed in different ways cannot be joined.")
+        raise UserError("Matrices that are quantized in different ways cannot be joined.")
     return QuantizedMatrix({k: mx.concatenate([p.tensors[k] for p in parts]) for k in parts[0].tensors}, parts[0].spec)
 
 
-def unpacked(w: mx.array | QuantizedMatrix) -> mx.array:
-    """A matrix to be packed (again): as stored, or decoded from FP8."""
+def plain_matrix(w: mx.array | QuantizedMatrix) -> mx.array:
+    """A matrix to be quantized (again): as stored, or decoded from FP8."""
     if isinstance(w, QuantizedMatrix):
         return w.tensors["weight"] if w.spec == UNQUANTIZED else w.decode(mx.bfloat16)
     return w
@@ -60,19 +60,19 @@ def should_quantize(shape: tuple[int, ...], total: int, p: QuantSpec) -> bool:
 
 
 def quantize(module: nn.Module, p: QuantSpec, dtype: mx.Dtype, lazy: bool = False) -> nn.Module:
-    """Pack the matrices of a module, one after the other; what is not packed computes in `dtype`. Returns the module.
+    """Quantize a module's matrices, one after the other; what is not quantized computes in `dtype`. Returns the module.
 
     The largest comes first: while it is there in both forms, the others are not yet in memory.
-    lazy: compute nothing yet; whoever asks for a matrix packs it.
+    lazy: compute nothing yet; whoever asks for a matrix quantizes it.
     """
     kinds = (nn.Linear, nn.Embedding, QuantizedLinear)
     layers = {path: m for path, m in module.named_modules() if isinstance(m, kinds)}
     sizes = {path: math.prod(matrix_of(layer).shape) for path, layer in layers.items()}
     for path in sorted(layers, key=sizes.__getitem__, reverse=True):
-        layer = layers.pop(path)  # nobody else holds it once the module has its packed form
+        layer = layers.pop(path)  # nobody else holds it once the module has its quantized form
         if should_quantize(matrix_of(layer).shape, sum(sizes.values()), p):
-            packed = quantize_matrix(unpacked(matrix_of(layer)), p)
+            quantized = quantize_matrix(plain_matrix(matrix_of(layer)), p)
             if not lazy:
-                mx.eval(packed.tensors)
-            module.update_modules(tree_unflatten([(path, quantized_layer(layer, packed, dtype))]))
+                mx.eval(quantized.tensors)
+            module.update_modules(tree_unflatten([(path, quantized_layer(layer, quantized, dtype))]))
     return module

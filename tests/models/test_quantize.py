@@ -1,4 +1,4 @@
-"""Whole networks in fewer bits: which layers are packed, in which order, and what stands in for them."""
+"""Whole networks in fewer bits: which layers are quantized, in which order, and what stands in for them."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -6,8 +6,7 @@ import pytest
 from mlx.utils import tree_flatten
 from packings import ERROR, error, matrix
 
-from kleinlite.models import packing
-from kleinlite.models.packing import QuantizedEmbedding, join, quantize
+from kleinlite.models.quantize import QuantizedEmbedding, join, quantize
 from kleinlite.quantization import QUANT_SPECS, QuantizedLinear, quantize_matrix
 
 
@@ -21,7 +20,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("name", QUANT_SPECS)
-def test_which_layers_are_packed(name):
+def test_which_layers_are_quantized(name):
     model = Model()
     before = dict(tree_flatten(model.parameters()))
     quantize(model, QUANT_SPECS[name], mx.float32)
@@ -45,7 +44,7 @@ def test_the_largest_is_packed_first(monkeypatch):
         order.append(w.shape[0])
         return quantize_matrix(w, p)
 
-    monkeypatch.setattr(packing, "quantize_matrix", note)
+    monkeypatch.setattr("kleinlite.models.quantize.quantize_matrix", note)
     quantize(net, QUANT_SPECS[4], mx.float32)
     assert order == [1000, 128, 64]
 
