@@ -62,7 +62,7 @@ STEPS = 8
 WALKS = 16_000
 HELD_OUT = 128  # of them
 PICTURES = 22_000  # of the curriculum, whose captions are drawn
-TRAINING_STEPS = 2_800
+TRAINING_STEPS = 2_600
 BATCH = 16  # of each process
 FIRST = 90_000_000  # seed of the first caption and the first noise
 # How often each of the eight steps is learned: first more of those that draw outlines, then of those that decide what
