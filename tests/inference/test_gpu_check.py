@@ -12,7 +12,7 @@ def test_the_same_numbers_are_no_sentence():
     assert gpu_check.compare_devices(CPU) == []
 
 
-@pytest.mark.parametrize("name", ["packed_product", "convolution"])
+@pytest.mark.parametrize("name", ["quantized_product", "convolution"])
 @pytest.mark.parametrize("wrong", [lambda x: 1.1 * x, lambda x: x * float("nan")])
 def test_a_difference_is_a_sentence(name, wrong, monkeypatch):
     right = getattr(gpu_check, name)

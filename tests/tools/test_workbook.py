@@ -134,7 +134,7 @@ MISTAKES = {
     "measuring.frechet_distance": ("- 2 * cross", "- cross"),
     "measuring.nearest": (".argmin(axis=1)", ".argmax(axis=1)"),
     "sharding.find_cuts": ("[d_out, d_in - d_out]", "[d_in - d_out, d_out]"),
-    "sharding.head_counts": ("isinstance(count, int)", "count"),
+    "sharding.head_counts": ('"nh", "_nh", ', ""),
     "sharding.common_divisor": ("math.gcd", "math.lcm"),
     "sharding.held_share": ("(1 - 1 / size)", "(1 / size)"),
     "sharding.divide": ("accumulate(segments[:-1])", "accumulate(segments[1:])"),

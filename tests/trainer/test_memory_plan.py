@@ -28,14 +28,14 @@ PLAN = TrainingPlan(features=1, latents=1, weights=3, adapter=1, activations=1)
     "plan, ways",
     [
         (PLAN, "quantize the weights with --quantize 4, or take smaller pictures with --size"),
-        (PLAN._replace(packable=False), "take smaller pictures with --size"),
-        (PLAN._replace(packable=False, adapter=4), "take a smaller --rank, or take smaller pictures with --size"),
-        (PLAN._replace(packable=False, adapter=4, features=9), "take smaller pictures with --size"),
+        (PLAN._replace(quantizable=False), "take smaller pictures with --size"),
+        (PLAN._replace(quantizable=False, adapter=4), "take a smaller --rank, or take smaller pictures with --size"),
+        (PLAN._replace(quantizable=False, adapter=4, features=9), "take smaller pictures with --size"),
         (
-            PLAN._replace(packable=False, weights=1, features=9),
+            PLAN._replace(quantizable=False, weights=1, features=9),
             "take smaller pictures with --size",
         ),  # the largest stage
-        (PLAN._replace(packable=False, weights=1, latents=9), "take smaller pictures with --size"),
+        (PLAN._replace(quantizable=False, weights=1, latents=9), "take smaller pictures with --size"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch, plan, ways):
@@ -45,12 +45,12 @@ def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch, plan, ways)
 
 
 @pytest.mark.parametrize(
-    "model, quantize, packable",
+    "model, quantize, quantizable",
     [("base-4b", None, True), ("base-4b", 8, True), ("base-4b", 4, False), ("base-4b-nvfp4", None, False)],
 )
-def test_four_bits_are_offered_where_they_are_fewer(folder, model, quantize, packable):
+def test_four_bits_are_offered_where_they_are_fewer(folder, model, quantize, quantizable):
     plan = plan_model_training(model, read_folder(folder), QUICK, quantize=quantize)
-    assert plan.packable == packable
+    assert plan.quantizable == quantizable
 
 
 def test_pictures_that_are_kept_count(folder):
