@@ -102,7 +102,7 @@ def module_source(name: str) -> tuple[str, str] | None:
         if name.split(".")[0] in ("kleinlite", "tools", "benchmarks") and file.is_file():
             own = file.with_suffix(".safetensors")  # weights that a module brings with it
             code = code_lines(file.read_text("utf-8"))
-            return code + (digest(own.read_bytes()) if own.is_file() else ""), package
+            return code + (f"\n# {digest(own.read_bytes())}" if own.is_file() else ""), package
     return None
 
 
