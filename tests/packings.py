@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from kleinlite.pipeline import to_pixels
-from kleinlite.quantization import QUANT_SPECS, QuantSpec
+from kleinlite.quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec, quantize_matrix
 
 WISH = {"prompt": "a red circle above a blue square", "seed": 7, "progress": False}
 ALL = {**QUANT_SPECS, 2: QuantSpec("affine", 2, 64)}
@@ -13,6 +13,14 @@ ERROR = {2: 0.45, 3: 0.21, 4: 0.1, 5: 0.05, 6: 0.025, 8: 0.008, "mxfp4": 0.13, "
 
 def matrix(*shape: int, seed: int = 0, scale: float = 0.02) -> mx.array:
     return scale * mx.random.normal(shape, key=mx.random.key(seed))
+
+
+def product_case(name: int | str, rows: int) -> tuple[mx.array, QuantizedMatrix, mx.array, float]:
+    """x, a quantized matrix, their product with the matrix decoded, and how far rounding may lie from it."""
+    x = matrix(rows, 256, seed=1, scale=1.0)
+    quantized = quantize_matrix(matrix(96, 256), ALL[name])
+    expected = x @ quantized.decode().T
+    return x, quantized, expected, 1e-5 * mx.abs(expected).max().item()
 
 
 def error(a: mx.array, b: mx.array) -> float:

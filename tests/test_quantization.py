@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 import pytest
-from packings import ALL, ERROR, WISH, difference, error, matrix
+from packings import ALL, ERROR, WISH, difference, error, matrix, product_case
 
 from kleinlite import Klein
 from kleinlite.quantization import (
@@ -56,13 +56,11 @@ def test_products_without_codes():
 @pytest.mark.parametrize("name", ALL)
 def test_products(name, rows):
     """Ours, MLX's own quantized product, and the decoded matrix agree. (Its own knows no global scale.)"""
-    x, p = matrix(rows, 256, seed=1, scale=1.0), ALL[name]
-    packed = quantize_matrix(matrix(96, 256), p)
-    expected = x @ packed.decode().T
-    limit = 1e-5 * mx.abs(expected).max().item()
+    x, packed, expected, limit = product_case(name, rows)
     product = quantized_product(x[None, :, None], packed)[0, :, 0]
     assert mx.abs(product - expected).max().item() < 10 * limit
     t = packed.tensors
+    p = packed.spec
     theirs = mx.quantized_matmul(x, t["weight"], t["scales"], t.get("biases"), True, p.group, p.bits, p.mode)
     theirs = theirs * t["global_scale"][:, 0] if "global_scale" in t else theirs
     assert mx.abs(theirs - expected).max().item() < 10 * limit

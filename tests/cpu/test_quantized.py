@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import mlx.core as mx
 import pytest
-from packings import ALL, matrix
+from packings import ALL, matrix, product_case
 from peak_memory import peak_memory
 
 from kleinlite.cpu import speed_up
@@ -33,11 +33,8 @@ def test_words_hold_whole_codes(bits):
 @pytest.mark.parametrize("name", ALL)
 def test_products_piece_by_piece(name, rows):
     """Piece by piece, and with the decoded matrix."""
-    x, p = matrix(rows, 256, seed=1, scale=1.0), ALL[name]
-    packed = quantize_matrix(matrix(96, 256), p)
-    expected = x @ packed.decode().T
-    limit = 1e-5 * mx.abs(expected).max().item()
-    mine = matmul_in_pieces(x, packed.tensors, *astuple(p))
+    x, packed, expected, limit = product_case(name, rows)
+    mine = matmul_in_pieces(x, packed.tensors, *astuple(packed.spec))
     assert mx.abs(mine - expected).max().item() < limit
 
 
