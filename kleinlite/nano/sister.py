@@ -22,19 +22,18 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.optimizers as optim
-from mlx.utils import tree_unflatten
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from ..distillation import STUDENT_STEPS, own_path
 from ..errors import run_command
 from ..models.export import quantize_weights
-from ..models.formats import assemble
+from ..models.formats import assemble, load_weights
 from ..pipeline import Klein
 from ..position_ids import rope_table
 from ..quantization import QuantizedMatrix, QuantSpec
 from ..sampling import schedule
-from ..text_encoder import PAD, TEMPLATE, TextEncoder, tokenize
+from ..text_encoder import PAD, TextEncoder, tokenize
 from ..trainer.run import (
     RANK_OFFSET,
     Run,
@@ -50,8 +49,7 @@ from ..trainer.run import (
 from ..training import encode_batch, initialize, learning_rate
 from ..transformer import sequential
 from ..z_image import PLAIN_TEMPLATE, ZImageConfig, ZImageTransformer, caption_ids, static_schedule
-from .curriculum import Lesson, make_lessons
-from .synonyms import reword
+from .curriculum import Curriculum, make_lessons
 
 CONFIG = ZImageConfig(layers=4, refiners=1, heads=4, axes=(16, 24, 24), d_latent=128, d_text=96)
 FILE = Path(__file__).with_suffix(".safetensors")
@@ -79,10 +77,10 @@ def keep_walks(
     the captions as Z-Image reads them, (number, m).
     """
     encoder = klein.text_encoder
-    pictures = make_lessons(PICTURES, 0, 0).pictures
+    curriculum = captions_of_the_curriculum(klein.tokenizer)
     rows: dict[str, list[mx.array]] = {"path": [], "ids": [], "mask": []}
     for first in progress(range(0, number, 32)):
-        texts = [caption(pictures, klein.tokenizer, FIRST + i) for i in range(first, first + 32)]
+        texts = [caption(curriculum, FIRST + i) for i in range(first, first + 32)]
         eps = mx.random.normal((32, GRID[0] * GRID[1], 128), key=mx.random.key(FIRST + first))
         words = tokenize(klein.tokenizer, texts, encoder.cfg.max_length)
         batch = encode_batch(klein.transformer, encoder, GRID, eps, eps[:, :0], *words)
@@ -94,12 +92,16 @@ def keep_walks(
     return {name: mx.concatenate(column) for name, column in rows.items()}
 
 
-def caption(pictures: list[Lesson], tokenizer: Tokenizer, seed: int) -> str:
+def captions_of_the_curriculum(tokenizer: Tokenizer) -> Curriculum:
+    """klein-nano's pictures, of which only the words are asked for: their scenes are not encoded."""
+    return Curriculum(make_lessons(PICTURES, 0, 0), mx.zeros((0,)), tokenizer, TOKENS, batch=32)
+
+
+def caption(curriculum: Curriculum, seed: int) -> str:
     """A caption of the curriculum, in some words."""
     rng = random.Random(seed)
-    text = rng.choice(rng.choice(pictures).texts)
-    other = reword(rng, text)
-    return other if len(tokenizer.encode(TEMPLATE.format(other)).ids) <= TOKENS else text
+    lesson = rng.choice(curriculum.lessons.pictures)
+    return curriculum.say(rng, rng.choice(lesson.texts))
 
 
 def read_captions(tokenizer: Tokenizer, texts: list[str]) -> tuple[mx.array, mx.array]:
@@ -183,7 +185,7 @@ def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None
             return take(mx.array(rows), mx.array(rng.choices(range(STEPS), weights, k=BATCH)))
 
         def report() -> str:
-            averaged = load_average(folder / "z-nano.safetensors", ZImageTransformer(CONFIG))
+            averaged = load_average(run.path, ZImageTransformer(CONFIG))
             rows = mx.arange(len(kept["ids"]) - HELD_OUT, len(kept["ids"]))
             held = [loss(averaged, *take(rows, mx.full(rows.shape, i))).item() for i in range(STEPS)]
             text = "held out, step by step: " + " ".join(f"{value:.3f}" for value in held)
@@ -211,9 +213,10 @@ def write_bundle(path: Path, net: ZImageTransformer) -> None:
 def load_z_nano(path: Path = FILE) -> ZImageTransformer:
     """The bundled z-nano, in float32. Raises UserError."""
     net = ZImageTransformer(CONFIG)
+    weights: dict[str, mx.array | QuantizedMatrix] = {}
     for name, w in assemble(read_arrays(path)[0], mlx=SPEC).items():
-        whole = w.decode() if isinstance(w, QuantizedMatrix) else w
-        net.update(tree_unflatten([(name, turned(name, whole).astype(mx.float32))]))
+        weights[name] = turned(name, w.decode() if isinstance(w, QuantizedMatrix) else w)
+    load_weights(net, weights, mx.float32)
     return net
 
 

@@ -34,8 +34,7 @@ def features(klein, prompt):
 
 
 def test_the_way_is_klein_nanos_own(klein, walks):
-    captions = sister.make_lessons(sister.PICTURES, 0, 0).pictures
-    prompt = sister.caption(captions, klein.tokenizer, FIRST + 5)
+    prompt = sister.caption(sister.captions_of_the_curriculum(klein.tokenizer), FIRST + 5)
     field = velocity_field(klein.transformer, klein.encode_prompt(prompt), None, [], GRID)
     start = mx.random.normal((32, N, 128), key=mx.random.key(FIRST))[5:6]
     ends = [step.latents for step in euler(field, start, schedule(4, N))]
