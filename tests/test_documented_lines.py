@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from documented_lines import ROOT, python_blocks, shell_lines
+from documented_lines import FENCE, ROOT, Text, python_blocks, shell_lines
 from PIL import Image
 from stand_in_hub import Repository, released
 
@@ -56,6 +56,7 @@ FOREIGN = {
     "mlx.distributed_config --backend jaccl --over thunderbolt --hosts mac-1,mac-2 --auto-setup --output-hostfile "
     "macs.json": "two Macs",
     "python front.py 8000 http://mac-1:8001 http://mac-2:8001": "test_serving.py runs it on one machine",
+    "gunicorn --workers 1 --threads 16 --timeout 600 server:app": "not among ours; a test below looks for its program",
 }
 # Python blocks that are not run, by a line of theirs.
 NOT_RUN_BLOCKS = {
@@ -230,6 +231,19 @@ def test_mlx_launch_has_the_options(line):
 def test_the_extra_is_there(line):
     for extra in re.findall(r"\[(.*)\]", line)[0].split(","):
         assert re.search(rf"^{extra} = \[", PROJECT, re.M)
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if line.text.startswith("gunicorn ")])
+def test_gunicorn_serves_a_program_of_the_page(line: Text):
+    """MODULE:NAME: a file that the page names, and what the block below it makes. One process; no fork of a model."""
+    *options, program = shlex.split(line.text)[1:]
+    module, _, name = program.partition(":")
+    _, named, below = (ROOT / line.where).read_text("utf-8").partition(f"`{module}.py`")
+    assert named, f"{line.where} names no {module}.py"
+    block = next(body for _, language, body in FENCE.findall(below) if language == "python")
+    assigned = [node for node in ast.parse(block).body if isinstance(node, ast.Assign)]
+    assert name in {target.id for node in assigned for target in node.targets}
+    assert options[options.index("--workers") + 1] == "1" and "--preload" not in options
 
 
 def test_every_line_is_tried_or_listed():

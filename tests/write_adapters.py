@@ -26,20 +26,29 @@ them.
 
 ## Read
 
-| spelling | first tensor | largest difference |
-|---|---|--:|
+*Written by* names programs that save so, by their source code of summer 2026 (fal's by what its users report). Others
+may do so too, and files are converted.
+
+| spelling | written by | first tensor | largest difference |
+|---|---|---|--:|
 """
-NAMES = {
-    None: "no adapter",
-    "a-diffusers": "diffusers and PEFT, alpha in the header",
-    "a-diffusers-no-metadata": "the same without a header: half as strong",
-    "a-diffusers-alpha-keys": "the same with alpha as tensors",
-    "a-peft": "PEFT's wrapper",
-    "a-bare": "no prefix, `.default.`",
-    "a-comfy": "single-file names, as ComfyUI reads them",
-    "a-comfy-alpha": "the same with down, up and alpha",
-    "a-kohya": "kohya: underscores for dots",
-    "a-bf16": "diffusers, rounded to bfloat16",
+NAMES = {  # what the page calls a file, and which programs write so
+    None: ("no adapter: how far the two programs differ anyway", ""),
+    "a-diffusers": ("diffusers and PEFT, alpha in the header", "diffusers' training scripts"),
+    "a-diffusers-no-metadata": (
+        "the same, its header lost: half as strong",
+        "without a header from the start, and with a B that needs no alpha: mflux, OneTrainer (*Diffusers*)",
+    ),
+    "a-diffusers-alpha-keys": ("the same with alpha as tensors", "no program that we know"),
+    "a-peft": ("PEFT's wrapper", "PEFT (`save_pretrained`); around single-file names, fal's trainer"),
+    "a-bare": ("no prefix, `.default.`", "DiffSynth-Studio, with or without `.default.`"),
+    "a-comfy": ("single-file names, as ComfyUI reads them", "ai-toolkit"),
+    "a-comfy-alpha": (
+        "the same with down, up and alpha",
+        "with A and B for down and up: SimpleTuner (`comfyui`), OneTrainer (*Comfy*)",
+    ),
+    "a-kohya": ("kohya: underscores for dots", "musubi-tuner, OneTrainer (*Kohya*)"),
+    "a-bf16": ("diffusers, rounded to bfloat16", "as the first"),
 }
 REFUSED = """
 Beside these: `lora_transformer_` and `lycoris_` prefixes, `sformer_blocks`, a missing dot before `qkv`, suffixes
@@ -59,7 +68,7 @@ def page() -> str:
     g = Golden()
     spellings = {"a-diffusers": "a@1.0", **META["must_give"]}
     text = HEAD
-    for name, title in NAMES.items():
+    for name, (title, written_by) in NAMES.items():
         run, first = "none", ""
         if name:
             adapter, run = g.open(name), spellings[name].split(" ")[0]
@@ -69,7 +78,7 @@ def page() -> str:
         detach(g.net, "x")
         pairs = ((steps[0].velocity, f"{run}.velocity0"), (steps[-1].latents, f"{run}.final"))
         far = max(mx.abs(got - g.expected[want]).max().item() for got, want in pairs)
-        text += f"| {title} | {first} | {far:.0e} |\n"
+        text += f"| {title} | {written_by} | {first} | {far:.0e} |\n"
     text += REFUSED
     for name in META["must_refuse"]:
         path = OWN / "refuse" / f"{name}.safetensors"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import how_fast, peers, stages
-from benchmarks.how_fast import quartiles, ratios, write_answer, write_notes, write_page, write_table
+from benchmarks.how_fast import find_behind, quartiles, ratios, write_answer, write_notes, write_page, write_table
 from benchmarks.peers import take_turns
 from benchmarks.stages import BUSY, STAGES, Timing, count_decode, count_work
 
@@ -40,7 +40,7 @@ def test_the_table_and_the_notes_say_what_was_measured():
     [step] = [line for line in write_table(measured()).splitlines() if line.startswith("| **step**")]
     assert "2.00 (3.00, 2.00) | 4.00 (4.00, 0.00) | **0.50**, 0.75 | 0.25 | 4.00 (4.00, 0.00) | **0.50**" in step
     behind, *notes = write_notes(measured())
-    assert "silu · up (2.00)" in behind and "step" not in behind
+    assert behind == "**Behind diffusers** by best turns: silu · up (2.00); by medians: silu · up (1.33)."
     notes = " ".join(notes)
     assert "decode 256² takes 1 MB beyond its weights in kleinlite and 2 MB in diffusers: 0.50 times" in notes
     assert (
@@ -52,12 +52,26 @@ def test_the_table_and_the_notes_say_what_was_measured():
 
 def test_the_answer_is_what_was_measured():
     answer = write_answer(measured())
-    assert "takes 0.50 of diffusers’ time for three blocks of the 4B, 0.50 for a picture of klein-nano, 0.50" in answer
+    assert (
+        "takes, by best turns (by medians), 0.50 (0.75) of diffusers’ time for three blocks of the 4B, "
+        "0.50 (0.75) for a picture of klein-nano, 0.50 (0.75)" in answer
+    )
     shared = sum("diffusers" in programs for programs in measured()["stages"].values())
-    assert answer.endswith(f"; it is slower in 1 of {shared} stages.")
+    assert answer.endswith(f"; it is slower in 1 (1) of {shared} stages.")
     alone = measured() | {"stages": {"picture": measured()["stages"]["picture"]}}
-    assert "takes 0.50 of diffusers’ time for a picture of klein-nano; it is slower in 0 of 1" in write_answer(alone)
+    assert "0.50 (0.75) of diffusers’ time for a picture of klein-nano; it is slower in 0 (0)" in write_answer(alone)
     assert "nothing was measured" in write_answer(measured() | {"stages": {}})
+
+
+def test_a_stage_that_is_behind_by_its_median_alone_is_named():
+    """And one whose ratio is printed as 1.00 is not."""
+    uneven, even = Timing([1.0, 3.0, 3.0], [1.0], 1), Timing([2.0, 2.0, 2.0], [1.0], 1)
+    level = Timing([2.001, 2.001, 2.001], [1.0], 1)
+    stages = {
+        "training": {"kleinlite": uneven._asdict(), "diffusers": even._asdict()},
+        "attention": {"kleinlite": level._asdict(), "diffusers": even._asdict()},
+    }
+    assert find_behind(measured() | {"stages": stages}) == ([], ["training (1.50)"])
 
 
 def test_one_turn_and_one_stage_are_enough_for_a_table():
