@@ -103,6 +103,17 @@ def parse_extension(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
+def parse_rank(text: str) -> int | dict[str, int]:
+    """R, or KIND=R,KIND=R"""
+    if "=" not in text:
+        return int(INTEGER(text))
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    ranks = {kind.strip(): int(INTEGER(rank)) for kind, equals, rank in pairs if equals}
+    if len(ranks) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one rank for each kind, such as qkv=16,linear1=8")
+    return ranks
+
+
 def parse_quantization(text: str) -> int | str:
     return int(text) if text.isdecimal() else text  # `find_quant_spec` knows what there is
 
@@ -190,7 +201,8 @@ def make_parser() -> Parser:
     add("folder", type=Path, metavar="FOLDER", help="pictures, captions, for edits the pictures before: dog_ref.png")
     add("--model", default="base-4b", metavar="NAME", help="a base model: base-4b (default), base-9b, nano-base")
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the adapter, a .safetensors file")
-    add("--rank", type=INTEGER, default=16, metavar="R", help="how much it can learn, and its size (default: 16)")
+    about = "how much it can learn, and its size (default: 16); or for some kinds of matrices: qkv=16,linear1=8"
+    add("--rank", type=parse_rank, default=16, metavar="R", help=about)
     add("--steps", type=INTEGER, default=500, metavar="N", help="steps of training (default: 500)")
     about = "the peak of the learning rate (default: by the model's width, 1e-4 for base-4b, 1.2e-3 for nano-base)"
     add("--rate", type=NUMBER, metavar="X", help=about)

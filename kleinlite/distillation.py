@@ -1,7 +1,7 @@
 """Fewer steps.
 
-A student learns to do in four looks what its teacher does in forty, then in one; and then something that no teacher
-knew.
+A student learns to do in four looks what its teacher needs many for, then in one; and then something that no
+teacher knew.
 
 Letters: b pictures, n picture tokens of 128 channels, m text tokens, f features of a text token, t noise level from
 0 (picture) to 1 (noise).
@@ -10,7 +10,7 @@ Sources: guidance learned by a student, and then half of its steps, again and ag
 2210.03142, after Salimans and Ho 2022, arXiv 2202.00512. Guidance: Ho and Salimans 2022, arXiv 2207.12598. Mean
 velocities: Frans et al. 2024, arXiv 2410.12557; Geng et al. 2025, arXiv 2505.13447.
 
-Promoted from notebooks/12_fewer_steps.ipynb: edit there, then run `make promote`. (seal 6c8c620d)
+Promoted from notebooks/12_fewer_steps.ipynb: edit there, then run `make promote`. (seal fb695295)
 """
 
 from itertools import pairwise

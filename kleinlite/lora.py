@@ -3,15 +3,15 @@
 We teach nano a shape that it has never seen, in a minute and with a file of a few hundred kilobytes; and we read
 the adapters that others have made for klein, whatever their spelling.
 
-Letters: a matrix is (d_out, d_in), r is the rank of its change, b counts pictures, n picture tokens, m text tokens,
-and f the features of a text token.
+Letters: a matrix W is (d_out, d_in), r is the rank of its change B A, with A (r, d_in) and B (d_out, r), in the
+code `a` and `b`; n counts picture tokens, m text tokens, and f the features of a text token.
 
 Sources: LoRA: Hu et al. 2021, arXiv 2106.09685. DoRA: Liu et al. 2024, arXiv 2402.09353. LoKr and LoHa: LyCORIS,
 Yeh et al. 2023, arXiv 2309.14859; LoHa is FedPara, Hyeon-Woo et al. 2021, arXiv 2108.06098. Adapters beside
 quantized weights: QLoRA, Dettmers et al. 2023, arXiv 2305.14314. Gradient checkpointing: Chen et al. 2016, arXiv
 1604.06174.
 
-Promoted from notebooks/14_lora.ipynb: edit there, then run `make promote`. (seal 57eb5ec0)
+Promoted from notebooks/14_lora.ipynb: edit there, then run `make promote`. (seal fdaad244)
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from .quantization import QuantizedLinear
 from .transformer import Transformer
@@ -32,14 +32,17 @@ __all__ = [
     "attach",
     "rescale",
     "detach",
-    "new_deltas",
+    "MATRIX_KINDS",
     "matrix_shape",
+    "rank_at",
+    "new_deltas",
     "freeze_except",
     "weight_of",
     "SplitAdapter",
     "Kronecker",
     "Hadamard",
     "DoRA",
+    "ordered",
     "Checkpointed",
     "enable_gradient_checkpointing",
 ]
@@ -128,16 +131,7 @@ def detach(net: nn.Module, name: str) -> None:
             net.update_modules(tree_unflatten([(path, layer.layer)]))
 
 
-def new_deltas(net: Transformer, rank: int, key: mx.array, scaling: float = 1.0) -> dict[str, LoRA]:
-    """A LoRA for every matrix of the blocks, by path: A normal with variance 1/d_in, B zero."""
-    deltas = {}
-    for path, layer in linear_layers(net).items():
-        if "_blocks." in path:
-            d_out, d_in = matrix_shape(layer)
-            key, subkey = mx.random.split(key)
-            a = d_in**-0.5 * mx.random.normal((rank, d_in), key=subkey)
-            deltas[path] = LoRA(a, mx.zeros((d_out, rank)), scaling)
-    return deltas
+MATRIX_KINDS = ("qkv", "proj", "mlp", "linear1", "linear2")  # of matrices in the blocks
 
 
 def matrix_shape(layer: nn.Module) -> tuple[int, int]:
@@ -145,6 +139,26 @@ def matrix_shape(layer: nn.Module) -> tuple[int, int]:
     layer = layer.layer if isinstance(layer, AdaptedLinear) else layer
     d_out, d_in = layer.matrix.shape if isinstance(layer, QuantizedLinear) else layer.weight.shape
     return d_out, d_in
+
+
+def rank_at(path: str, rank: int | Mapping[str, int]) -> int:
+    """The rank for the matrix at this path, 0 for none. rank: of all in the blocks, or by kind, see `MATRIX_KINDS`."""
+    if "_blocks." not in path:
+        return 0
+    kind = "mlp" if "_mlp." in path else path.rpartition(".")[2]
+    return rank.get(kind, 0) if isinstance(rank, Mapping) else rank
+
+
+def new_deltas(net: Transformer, rank: int | Mapping[str, int], key: mx.array, scaling: float = 1.0) -> dict[str, LoRA]:
+    """A LoRA for the matrices of the blocks, by path: A normal with variance 1/d_in, B zero. rank: see `rank_at`."""
+    deltas = {}
+    for path, layer in linear_layers(net).items():
+        if r := rank_at(path, rank):
+            d_out, d_in = matrix_shape(layer)
+            key, subkey = mx.random.split(key)
+            a = d_in**-0.5 * mx.random.normal((r, d_in), key=subkey)
+            deltas[path] = LoRA(a, mx.zeros((d_out, r)), scaling)
+    return deltas
 
 
 def freeze_except(net: nn.Module, deltas: Mapping[str, nn.Module]) -> None:
@@ -263,6 +277,19 @@ class DoRA(nn.Module):
         return v * (self.gain if self.by_columns else self.gain[:, None]) - w
 
 
+@mx.custom_function
+def ordered(params: Any, x: mx.array) -> tuple[Any, mx.array]:
+    """Both as they are. In the backward pass the gradient of x waits until those of the parameters are there."""
+    return params, x
+
+
+@ordered.vjp
+def _ordered_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[Any, mx.array]:
+    params, x = cotangents
+    gradients: dict[str, mx.array] = dict(tree_flatten(params))
+    return params, mx.depends(x, list(gradients.values()))
+
+
 class Checkpointed(nn.Module):
     """A block that keeps only its inputs for the backward pass and computes the rest again. Chen et al. 2016"""
 
@@ -270,8 +297,13 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.block = block
 
-    def __call__(self, *inputs: Any) -> Any:
-        return nn.utils.checkpoint(self.block)(*inputs)
+    def __call__(self, x: mx.array, *others: Any) -> Any:
+        def compute(params: Any, *inputs: Any) -> Any:
+            self.block.update(params)
+            return self.block(*inputs)
+
+        params_and_x: Any = ordered(self.block.trainable_parameters(), x)
+        return mx.checkpoint(compute)(*params_and_x, *others)
 
 
 def enable_gradient_checkpointing(net: Transformer) -> None:

@@ -11,10 +11,11 @@ shifted times: Esser et al. 2024, arXiv 2403.03206; Muon: Jordan et al. 2024, ke
 AdamW: Loshchilov and Hutter 2017, arXiv 1711.05101; the autoencoder's loss: Kingma and Welling 2013, arXiv
 1312.6114.
 
-Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 05482623)
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 1ce80f52)
 """
 
 import math
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -150,7 +151,12 @@ def flow_optimizer(steps: int, rate: float = 1.0) -> optim.Optimizer:
     adam = optim.AdamW(
         learning_rate(rate * 2e-3, steps, warmup), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True
     )
-    return optim.MultiOptimizer([muon, adam], [lambda name, w: "blocks" in name and w.ndim == 2])
+
+    def in_a_block(name: str, w: mx.array) -> bool:
+        # Z-Image (chapter 15) calls its blocks layers and refiners, and has steering inside
+        return w.ndim == 2 and bool(re.search("(blocks|layers|refiner)(?!.*adaLN)", name))
+
+    return optim.MultiOptimizer([muon, adam], [in_a_block])
 
 
 def training_step(

@@ -6,6 +6,8 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from kleinlite.lora import (
+    MATRIX_KINDS,
+    Checkpointed,
     DoRA,
     Hadamard,
     Kronecker,
@@ -119,6 +121,14 @@ def test_a_new_adapter_changes_nothing_and_is_all_that_learns(net):
     assert all("_blocks." in path and len(delta.a) == 3 for path, delta in deltas.items())
 
 
+def test_ranks_by_kind_of_matrix(net):
+    """Each kind has its own, one that is not named is left alone, and so is everything outside the blocks."""
+    ranks = {path: len(delta.a) for path, delta in new_deltas(net, {"mlp": 3, "linear1": 5}, mx.random.key(0)).items()}
+    mlps = {f"double_blocks.{i}.{stream}_mlp.{j}": 3 for i in range(2) for stream in ("img", "txt") for j in (0, 2)}
+    assert ranks == mlps | {f"single_blocks.{i}.linear1": 5 for i in range(3)}
+    assert new_deltas(net, dict.fromkeys(MATRIX_KINDS, 2), mx.random.key(0)).keys() == deltas_of(net).keys()
+
+
 def test_gradients_with_checkpointing_are_the_same(net):
     def loss(model):
         return (answer(model) ** 2).mean()
@@ -130,6 +140,33 @@ def test_gradients_with_checkpointing_are_the_same(net):
     recomputed = {name.replace(".block.", "."): g for name, g in tree_flatten(recomputed)}
     for name, g in tree_flatten(gradients):
         assert apart(g, recomputed[name]) <= 1e-5 * max(1, mx.abs(g).max().item()), name
+
+
+def test_checkpointing_is_done_with_one_block_before_the_next(monkeypatch):
+    """Memory of the gradients of an adapter on eight blocks, while MLX waits for each operation."""
+
+    def megabytes(call) -> float:
+        monkeypatch.setattr(Checkpointed, "__call__", call)
+        net = Transformer(TransformerConfig(double_blocks=0, single_blocks=8, heads=2, axes=(8, 8, 8, 8), d_text=64))
+        deltas = deltas_of(net)
+        attach(net, "x", deltas)
+        freeze_except(net, deltas)
+        enable_gradient_checkpointing(net)
+        x, txt = normal(8, 36, 128), normal(8, 12, 64)
+        mx.eval(net.parameters(), x, txt)
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(nn.value_and_grad(net, lambda net: net(x, txt, 0.7, image_ids(6, 6), text_ids(12)).sum())(net))
+        return (mx.get_peak_memory() - before) / 1e6
+
+    usual = mx.set_memory_limit(1)
+    try:
+        in_any_order = megabytes(lambda self, *inputs: nn.utils.checkpoint(self.block)(*inputs))
+        monkeypatch.undo()
+        assert megabytes(Checkpointed.__call__) < 0.7 * in_any_order
+    finally:
+        mx.set_memory_limit(usual)
 
 
 @pytest.mark.parametrize("bits", [8, 4, "mxfp4"])

@@ -29,6 +29,7 @@ NANO = Path(__file__).parents[1] / "kleinlite" / "nano" / "weights"
 FOLDER = "live"  # beside the chapters; not in git
 PICTURES = f"{FOLDER}/pictures"  # those of the notebooks, as files
 WORKBOOK = f"{FOLDER}/workbook"  # the chapters with holes, to be downloaded
+ADAPTER = "one-look"  # with which the site's nano draws in one step (chapter 12)
 PARTS = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer", "vae", "base")
 FIRST, MODELS = 8_000_000, 20_000_000  # bytes: before the first picture, and in all
 EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope|latent)_explorer|attention_viewer)\(")
@@ -98,6 +99,25 @@ def pack_model(files: dict[str, bytes]) -> dict[str, bytes]:
     return packed | {path: content for path, content in files.items() if not path.endswith(".safetensors")}
 
 
+def read_adapter(file: Path) -> bytes:
+    """A LoRA file of bfloat16 in float16, as a script takes it: without words in its header, B times alpha / r."""
+    content = file.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    said = json.loads(header.pop("__metadata__")["lora_adapter_metadata"])
+    scaling = said["transformer.lora_alpha"] / said["transformer.r"]
+    body = b""
+    for name, tensor in header.items():
+        first, end = tensor["data_offsets"]
+        values = (np.frombuffer(data[first:end], "<u2").astype("<u4") << 16).view("<f4")
+        values = (values * (scaling if ".lora_B." in name else 1)).astype("<f2").tobytes()
+        tensor |= {"dtype": "F16", "data_offsets": [len(body), len(body) + len(values)]}
+        body += values
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + body
+
+
 def read_model(nano: Path = NANO) -> dict[str, bytes]:
     """The model's folder in shards, by path. What drawing does without has shards of its own."""
     config = json.loads((nano / "text_encoder/config.json").read_text("utf-8"))
@@ -114,20 +134,22 @@ def read_model(nano: Path = NANO) -> dict[str, bytes]:
         else:
             cut = split_shards(file, later.get(path.parts[0], r"$^"))
             found |= {(path.parent / name).as_posix(): content for name, content in cut.items()}
+    if (adapter := nano / f"loras/{ADAPTER}.safetensors").exists():
+        found[f"loras/{ADAPTER}.safetensors"] = read_adapter(adapter)
     return found
 
 
 def count_bytes(files: dict[str, bytes]) -> dict[str, int]:
-    """Bytes that the browser loads: before the first picture, to edit, and for the base model."""
+    """Bytes that the browser loads: before the first picture, to edit, for the base model, and for the adapter."""
     sizes = {path: len(content) for path, content in files.items()}
     base = {path for path in sizes if path.startswith("base/")}
     later = {path for path in sizes if "-00002-of-" in path} - base
     encoder = {path for path in later if path.startswith("vae/")}
+    adapter = {path for path in sizes if path.startswith("loras/")}
     unread = {path for path in sizes if path.startswith("scheduler/") or path.endswith("tokenizer_config.json")}
-    first = sizes.keys() - base - later - unread
-    return {
-        name: sum(sizes[p] for p in paths) for name, paths in (("first", first), ("encoder", encoder), ("base", base))
-    }
+    first = sizes.keys() - base - later - adapter - unread
+    kinds = {"first": first, "encoder": encoder, "base": base, ADAPTER: adapter}
+    return {name: sum(sizes[path] for path in paths) for name, paths in kinds.items()}
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -173,10 +195,17 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     sums = {path: [len(content), hashlib.sha256(content).hexdigest()] for path, content in sorted(files.items())}
     says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size, "FILES": sums, "LIMITS": say_limits()}
     says["JUDGED"] = say_judged(source)
+    says["ADAPTER"] = say_adapter(nano)
     served = (".js", ".wasm", ".css", ".bin")
     scripts = {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in served}
     scripts["model.js"] = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in says.items()).encode()
     return f"{FOLDER}/{write_folder(source / FOLDER, 'scripts', scripts)}", problems
+
+
+def say_adapter(nano: Path) -> dict[str, int | str]:
+    """What a picture drawn with the adapter remembers of it, as `Loras.metadata` says it."""
+    content = (nano / f"loras/{ADAPTER}.safetensors").read_bytes()
+    return {"file": ADAPTER, "scale": 1, "sha256": hashlib.sha256(content).hexdigest()[:16]}
 
 
 def say_judged(source: Path) -> dict[str, str]:

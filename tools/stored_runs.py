@@ -1,6 +1,8 @@
 """Trainings that a chapter repeats with other seeds: the first seed's is run on the page, the others are stored.
 
-    KLEINLITE_RUNS=all ALL=1 make run-notebooks NB="15 16"     runs all of them and stores them, in about five minutes
+    KLEINLITE_RUNS=all python -m tools.notebooks --timeout 3600 run notebooks/15_z_image.ipynb
+
+runs all of them and stores them; likewise chapters 11, 14 and 16. It takes minutes, of chapter 15 a quarter of an hour.
 
 The page runs the code that made the stored numbers, and compares: its own first run must come out as the stored one
 did, up to what another processor's rounding does to a training.
@@ -17,10 +19,11 @@ from kleinlite.files import write_json
 __all__ = ["repeat"]
 
 
-def repeat(store: str | Path, name: str, run: Callable[[int], Any], seeds: Sequence[int]) -> list[Any]:
+def repeat(store: str | Path, name: str, run: Callable[[Any], Any], seeds: Sequence[Any]) -> list[Any]:
     """What run(seed) returns for each of the seeds, numbers in lists and dictionaries, under a name in a JSON file.
 
-    The first seed is run, the others are read; with KLEINLITE_RUNS=all every one is run, and written.
+    The first seed is run, the others are read; with KLEINLITE_RUNS=all every one is run, and written. A seed may be
+    a whole setting.
     """
     path = Path(store)
     stored = json.loads(path.read_text("utf-8")) if path.exists() else {}

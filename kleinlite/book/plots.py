@@ -209,22 +209,6 @@ def bars(names: Sequence[str], values: Sequence[float], xlabel: str) -> None:
     show_figure()
 
 
-def stacked_bars(values: Mapping[str, Mapping[str, float]], xlabel: str) -> None:
-    """Horizontal bars, each of several kinds side by side: name → kind → length. A kind has one colour in all bars."""
-    _, ax = plt.subplots(figsize=(6.4, 0.4 * len(values) + 1.1))
-    kinds = list(dict.fromkeys(kind for lengths in values.values() for kind in lengths))
-    left = dict.fromkeys(values, 0.0)
-    for i, kind in enumerate(kinds):
-        lengths = [values[name].get(kind, 0.0) for name in values]
-        ax.barh(list(values), lengths, left=list(left.values()), color=f"C{i}", label=kind, height=0.7)
-        left = {name: left[name] + length for name, length in zip(values, lengths)}
-    ax.invert_yaxis()
-    ax.set_xlabel(xlabel)
-    ax.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.45, -0.28), frameon=False)
-    plt.tight_layout()
-    show_figure()
-
-
 def runs(values: dict[str, Sequence[float]], xlabel: str) -> None:
     """Repeated runs by name: a dot for each, a line at their mean."""
     _, ax = plt.subplots(figsize=(5.2, 0.3 * len(values) + 0.7))

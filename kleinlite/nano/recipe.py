@@ -268,7 +268,7 @@ class Recipe:
         self.train("transformer", model, optimizer, loss, self.curriculum(), report, decay=0.999)
 
     def distill(self) -> None:
-        """Four steps in place of forty looks."""
+        """Four looks in place of twenty steps with two each."""
         text_encoder = self.load_text_encoder()
         teacher = self.load("transformer", Transformer(self.cfg.transformer))
         student = self.load("transformer", Transformer(self.cfg.transformer))

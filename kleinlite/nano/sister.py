@@ -15,13 +15,11 @@ b pictures · n image tokens · m caption tokens, pads included
 
 import argparse
 import random
-import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.optimizers as optim
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
@@ -46,7 +44,7 @@ from ..trainer.run import (
     train_with_progress,
     write_arrays,
 )
-from ..training import encode_batch, initialize, learning_rate
+from ..training import encode_batch, flow_optimizer, initialize
 from ..transformer import sequential
 from ..z_image import PLAIN_TEMPLATE, ZImageConfig, ZImageTransformer, caption_ids, static_schedule
 from .curriculum import Curriculum, make_lessons
@@ -112,11 +110,11 @@ def read_captions(tokenizer: Tokenizer, texts: list[str]) -> tuple[mx.array, mx.
     return mx.array(ids), mx.array([[i < len(row) for i in range(TOKENS)] for row in rows])
 
 
-def levels_on_path() -> mx.array:
-    """Weights, (9, 5), that make the latents at z-nano's nine noise levels from klein-nano's five on its path."""
+def levels_on_path(levels: Sequence[float]) -> mx.array:
+    """Weights, (levels, 5), that make the latents at these noise levels from the five on a path of klein-nano."""
     knots = schedule(STUDENT_STEPS, GRID[0] * GRID[1])
     rows = []
-    for t in static_schedule(STEPS):
+    for t in levels:
         k = max(k for k in range(STUDENT_STEPS) if knots[k] >= t)
         share = (knots[k] - t) / (knots[k] - knots[k + 1])
         rows.append([0.0] * k + [1 - share, share] + [0.0] * (STUDENT_STEPS - 1 - k))
@@ -146,17 +144,6 @@ def new_network() -> ZImageTransformer:
     return net
 
 
-def new_optimizer(steps: int) -> optim.Optimizer:
-    """Muon for the matrices inside the blocks, Adam for what steers and for the edges."""
-    muon = optim.Muon(learning_rate(0.02, steps, 50), momentum=0.95, weight_decay=0.0)
-    adam = optim.AdamW(learning_rate(2e-3, steps, 50), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
-
-    def inner(name: str, w: mx.array) -> bool:
-        return w.ndim == 2 and bool(re.search("(layers|refiner)(?!.*adaLN)", name))
-
-    return optim.MultiOptimizer([muon, adam], [inner])
-
-
 def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None:
     """Everything, into a folder; `steps` of training on `walks` ways. The last 128 are held out. Raises UserError."""
     with lock_folder(folder):
@@ -166,7 +153,7 @@ def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None
             write_arrays(path, keep_walks(klein, walks, lambda rows: tqdm(rows, desc="klein-nano draws")))
         copy_from_rank_zero(path)
         kept = read_arrays(path)[0]
-        mix = levels_on_path()
+        mix = levels_on_path(static_schedule(STEPS))
         levels = mx.array(static_schedule(STEPS))
         velocity = make_velocity(klein.text_encoder)
 
@@ -193,7 +180,7 @@ def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None
                 file.write(f"{run.step}: {text}\n")
             return text
 
-        run = Run(folder / "z-nano.safetensors", new_network(), new_optimizer(steps), decay=0.998)
+        run = Run(folder / "z-nano.safetensors", new_network(), flow_optimizer(steps), decay=0.998)
         train_with_progress(run, steps, loss, batches, report)
         if is_rank_zero():
             write_bundle(folder / FILE.name, load_average(run.path, ZImageTransformer(CONFIG)))

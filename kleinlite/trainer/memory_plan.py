@@ -4,7 +4,7 @@ Three stages, one after the other: the captions' features, the pictures' latents
 each block keeps its input and is worked out again when its gradient is due, so that only one block at a time is whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..autoencoder import AutoencoderConfig
 from ..errors import MemoryLimitError, MissingFileError
 from ..inference.memory_check import machine_memory
+from ..lora import rank_at
 from ..memory import compute_dtype, plan_memory
 from ..models.describe import check_base, check_trains, describe
 from ..models.families import family_of
@@ -59,14 +60,14 @@ class TrainingPlan(NamedTuple):
         )
 
 
-def adapter_size(cfg: Any, rank: int) -> int:
-    """How many numbers an adapter of this rank has, for all matrices of the blocks."""
-    return rank * sum(sum(shape) for path, shape in matrix_shapes(cfg).items() if "_blocks." in path)
+def adapter_size(cfg: Any, rank: int | Mapping[str, int]) -> int:
+    """How many numbers an adapter of this rank has. rank: see `rank_at`."""
+    return sum(rank_at(path, rank) * sum(shape) for path, shape in matrix_shapes(cfg).items())
 
 
 def plan_training(
     cfg: Any, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
-    bits: float | tuple[float, float] = 16, rank: int = 16, b: int = 1, reference_tokens: int = 0,
+    bits: float | tuple[float, float] = 16, rank: int | Mapping[str, int] = 16, b: int = 1, reference_tokens: int = 0,
     cpu: bool | None = None,
 ) -> TrainingPlan:  # fmt: skip
     """For pictures of this size, `b` at a time; bits, reference_tokens and cpu as for `plan_memory`.

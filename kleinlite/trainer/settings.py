@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..lora import MATRIX_KINDS
 from ..models.lora_files import LAYOUTS
 
 MOST = {"rank": 10_000, "steps": 1_000_000, "batch": 10_000, "accumulate": 10_000, "every": 1_000_000}
@@ -12,12 +13,13 @@ MOST = {"rank": 10_000, "steps": 1_000_000, "batch": 10_000, "accumulate": 10_00
 class Settings:
     """How to train. What is None follows from the model and the pictures.
 
+    rank: of all matrices of the blocks, or by kind, such as {"qkv": 16, "linear1": 8}; other kinds stay as they are.
     rate: the peak of the learning rate, see `default_rate`. shift: see `shifted_times`, by the pictures' size.
     held_out: share of the examples that is never trained on, at least one; a tenth of 20 or more, of fewer none, since
     the error on one or two pictures says little, and each is missed.
     """
 
-    rank: int = 16
+    rank: int | dict[str, int] = 16
     steps: int = 500
     rate: float | None = None
     batch: int = 1
@@ -29,12 +31,16 @@ class Settings:
     layout: str = "diffusers"  # or "comfy": whose names the file has
 
     def __post_init__(self) -> None:
+        by_kind = self.rank if isinstance(self.rank, dict) else dict.fromkeys(MATRIX_KINDS, self.rank)
+        if not by_kind or not set(by_kind) <= set(MATRIX_KINDS):
+            others = ", ".join(sorted(map(repr, set(by_kind) - set(MATRIX_KINDS)))) or "none"
+            raise UserError(f"Ranks are for matrices of the kinds {', '.join(MATRIX_KINDS)}, not for {others}.")
         for name, most in MOST.items():
-            value = getattr(self, name)
-            if value < 1:
-                raise UserError(f"{name} counts from 1, not from {value}.")
-            if value > most:
-                raise UserError(f"{name} is at most {most:,}, not {value}: take a smaller number.")
+            for value in by_kind.values() if name == "rank" else [getattr(self, name)]:
+                if value < 1:
+                    raise UserError(f"{name} counts from 1, not from {value}.")
+                if value > most:
+                    raise UserError(f"{name} is at most {most:,}, not {value}: take a smaller number.")
         if not 0 <= self.seed < 2**64:
             raise UserError(f"A seed is a number from 0 to 2^64 - 1, not {self.seed}.")
         if self.rate is not None and not 0 < self.rate < 1:

@@ -327,6 +327,66 @@ def test_guidance(draw, site_model):
     same(ours, picture(page))
 
 
+def test_one_step_with_an_adapter(draw, home, site_model, nano, tmp_path):
+    """It comes when it is drawn with, beside the model that is there; without it the picture is what it was."""
+    page, log = draw()
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    before, plain = [url for url in log.requests if "/nano-" in url], picture(page)
+    assert not [url for url in before if "loras" in url] and not page.is_visible("text=with the adapter")
+    page.select_option("[name=model]", "one-look")
+    assert page.input_value("[name=steps]") == "1" and page.is_visible("text=with the adapter")
+    page.click("button.chief")
+    page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)
+    (more,) = [url for url in log.requests if "/nano-" in url][len(before) :]
+    assert more.endswith("/loras/one-look.safetensors.gz") and page.locator(".film li").count() == 1
+    prompt = "a red house under a yellow sun"
+    quick = Klein.from_pretrained(site_model, loras=[site_model / "loras/one-look.safetensors"])
+    same(quick(prompt, seed=7, steps=1, progress=False), picture(page))
+    bundled = Klein.from_pretrained("nano", loras=["one-look"])(prompt, seed=7, steps=1, progress=False)
+    alike(bundled, picture(page))
+    file = saved(page, tmp_path)
+    assert picture_info(file) == picture_info(bundled)
+    assert cli.main(["generate", "--like", str(file), "-o", str(tmp_path / "again.png")]) == 0
+    alike(Image.open(file), np.array(Image.open(tmp_path / "again.png")))
+    link = page.evaluate("location.hash")
+    page.select_option("[name=model]", "nano")
+    assert page.input_value("[name=steps]") == "4" and not page.is_visible("text=with the adapter")
+    page.click("button.chief")
+    page.wait_for_selector(".gallery button:nth-child(3)", timeout=LONG)
+    assert (picture(page) == plain).all() and "lora" not in page.evaluate("location.hash")
+    page.fill("[name=steps]", "1")
+    page.click("button.chief")
+    page.wait_for_selector(".gallery button:nth-child(4)", timeout=LONG)
+    same(nano(prompt, seed=7, steps=1, progress=False), picture(page))
+    assert log.errors == []
+    page, log = draw(link, width=390)
+    assert page.input_value("[name=model]") == "one-look" and page.input_value("[name=steps]") == "1"
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.click("text=chapter 12")
+    page.wait_for_url(f"{home}/12_fewer_steps.html#*")
+    assert page.locator(f"[id='{page.evaluate('location.hash.slice(1)')}']").inner_text() == "One step, for nano"
+    assert not [url for url in log.requests if "/nano-" in url]
+
+
+def test_an_adapter_that_is_missing_is_told(draw, nano):
+    """And without it nano draws as ever."""
+    page, _ = draw("#prompt=a+boat&seed=2&lora=one-look&steps=1")
+    page.context.route("**/loras/*", lambda route: route.fulfill(status=404))
+    page.click("button.chief")
+    page.wait_for_function(says("could not be loaded (loras/one-look.safetensors.gz: 404)"), timeout=LONG)
+    page.select_option("[name=model]", "nano")
+    page.fill("[name=steps]", "1")
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    same(nano("a boat", seed=2, steps=1, progress=False), picture(page))
+    page.context.unroute_all()
+    page.select_option("[name=model]", "one-look")
+    page.click("button.chief")
+    page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)
+    alike(Klein.from_pretrained("nano", loras=["one-look"])("a boat", seed=2, steps=1, progress=False), picture(page))
+
+
 def test_a_link_carries_all(draw, nano):
     """Another seed, a large one, size and steps; from the keyboard; on a phone, in the dark."""
     page, log = draw(f"#prompt=a+yellow+star&seed={2**64 - 1}&size=128x96&steps=2", width=390, dark=True)

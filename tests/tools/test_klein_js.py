@@ -34,6 +34,7 @@ from tools.chromium import serving
 OPEN = """async ([scripts, model, script, kernel]) => {
     window.code = await import(`${scripts}/${script}`);
     window.masks = await import(`${scripts}/masks.js`);
+    window.adapter = await import(`${scripts}/adapter.js`);
     const get = async (url) => (await fetch(url)).arrayBuffer();
     window.wasm = await get(`${scripts}/gemm.wasm`);
     window.klein = await code.Klein.open((path) => get(`${model}/${path}`), kernel ? wasm : null);
@@ -47,6 +48,7 @@ OPEN = """async ([scripts, model, script, kernel]) => {
 }"""
 DRAW = """async (wish) => {
     if (wish.model === "nano-base") await klein.loadBase();
+    if (wish.lora) await adapter.loadAdapter(klein, wish.lora);
     if (wish.reference) { await klein.loadEncoder(); wish.reference.rgba = from64(wish.reference.rgba); }
     const white = wish.mask && from64(wish.mask), { width, height } = wish;
     const mask = white && masks.tokenMask(white, width, height);
@@ -139,7 +141,7 @@ def compare(page, klein: Klein, case: dict) -> dict[str, float]:
         wish = {"width": size[0], "height": size[1]} | wish
     wish = {"width": klein.info.size, "height": klein.info.size} | wish
     told = ("width", "height") if options else ()  # by the picture to be changed
-    known = {k: v for k, v in wish.items() if k not in ("model", "reference", "mask", *told)}
+    known = {k: v for k, v in wish.items() if k not in ("model", "lora", "reference", "mask", *told)}
     expected = list(klein.stream(**known | options, images=images, progress=False))
     drawn = page.evaluate(DRAW, wish | {"seed": str(wish["seed"])})
     assert drawn["ids"] == klein.tokenizer.encode(TEMPLATE.format(wish["prompt"])).ids
@@ -174,6 +176,18 @@ def test_the_same_pictures(page, models, case):
 
 def test_the_same_without_webassembly(opened, models):
     check(compare(opened(kernel=False), models["nano"], {"prompt": "a red house", "seed": 4, "steps": 2}))
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_an_adapter_beside_the_matrices(opened, models, kernel):
+    """Velocities, latents and pictures are the package's with it, and after it those without."""
+    page, case = opened(kernel=kernel), {"prompt": "a red house", "seed": 4, "steps": 1}
+    adapted = Klein.from_pretrained("nano", loras=[live.ADAPTER], keep_loaded=True)
+    with pytest.raises(AssertionError):  # it does something
+        check(compare(page, adapted, case))
+    check(compare(page, adapted, case | {"lora": live.ADAPTER}))
+    check(compare(page, models["nano"], case))
+    check(compare(page, adapted, case | {"lora": live.ADAPTER, "prompt": "make it night", "reference": (96, 96)}))
 
 
 def write_other_model(folder: Path, tokenizer: Tokenizer) -> None:
@@ -234,6 +248,7 @@ def test_what_is_loaded_when(folder):
     )
     assert said["encoder"] > 0 and 0.4 * everything < said["first"] + said["encoder"] < 0.55 * everything
     assert said["base"] >= 0.4 * part("base/transformer/diffusion_pytorch_model.safetensors")
+    assert 0.4 * part("loras/one-look.safetensors") < said[live.ADAPTER] < 0.6 * part("loras/one-look.safetensors")
 
 
 UNPACK = """async ([scripts, url]) => {

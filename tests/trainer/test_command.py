@@ -1,9 +1,12 @@
 """`kleinlite train-lora`."""
 
+import json
+
 import pytest
 from safetensors import safe_open
 
 from kleinlite.cli import main
+from kleinlite.models.lora_files import describe_adapter, open_adapter
 
 
 def test_the_command(folder, tmp_path, capsys):
@@ -14,6 +17,23 @@ def test_the_command(folder, tmp_path, capsys):
     assert "6 pictures of 96x96. Memory: features" in told and f"{out}: " in told
     with safe_open(out, framework="np") as file:
         assert all(name.startswith("diffusion_model.") for name in file.keys())  # noqa: SIM118, it is no dictionary
+
+
+def test_a_rank_for_each_kind_of_matrix(folder, tmp_path, capsys):
+    """The file has these ranks and no other matrices, PEFT can read which, and a later start must ask for the same."""
+    out = tmp_path / "x.safetensors"
+    options = ["--model", "nano-base", "--steps", "1", "--accumulate", "1", "-o", str(out), "--rank"]
+    assert main(["train-lora", str(folder), *options, "qkv=3,linear1=2"]) == 0
+    adapter = open_adapter(out)
+    told = describe_adapter(adapter)
+    assert told["rank"] == "2, 3" and "mlp" not in told["matrices"] and "linear2" not in told["matrices"]
+    with safe_open(out, framework="np") as file:
+        header = json.loads(file.metadata()["lora_adapter_metadata"])
+    assert header["transformer.r"] == 3 and set(header["transformer.rank_pattern"].values()) == {2}
+    capsys.readouterr()
+    assert main(["train-lora", str(folder), *options, "linear1=2,qkv=3"]) == 0
+    assert main(["train-lora", str(folder), *options, "qkv=3"]) == 2
+    assert "other settings (rank)" in capsys.readouterr().err
 
 
 def test_the_command_plans_a_model_that_is_not_here(folder, tmp_path, capsys):
@@ -32,6 +52,7 @@ def test_the_command_plans_a_model_that_is_not_here(folder, tmp_path, capsys):
         (["-o", "x.safetensors", "--model", "nano"], "train on nano-base, and use the adapter on nano"),
         (["-o", "x.safetensors", "--model", "z-image-turbo"], "take base-4b or base-9b"),
         (["-o", "x.safetensors", "--rank", "0"], "rank counts from 1"),
+        (["-o", "x.safetensors", "--rank", "qkv=2,mpl=3"], "qkv, proj, mlp, linear1, linear2, not for 'mpl'"),
         (["-o", "x.safetensors", "--rate", "2"], "learning rate"),
         (["-o", "x.safetensors", "--quantize", "7"], "quantize is one of"),
     ],
@@ -41,3 +62,17 @@ def test_the_command_refuses(folder, tmp_path, monkeypatch, capsys, options, sen
     assert main(["train-lora", str(folder), *options]) == 2
     assert sentence in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["crosses"]
+
+
+@pytest.mark.parametrize(
+    "rank, sentence",
+    [
+        ("qkv=2,qkv=3", "not one rank for each kind, such as qkv=16,linear1=8"),
+        ("qkv=2,3", "not one rank for each kind"),
+        ("qkv=two", "'two' is not a whole number"),
+    ],
+)
+def test_ranks_that_cannot_be_read(folder, tmp_path, capsys, rank, sentence):
+    with pytest.raises(SystemExit, match="2"):
+        main(["train-lora", str(folder), "-o", str(tmp_path / "x.safetensors"), "--rank", rank])
+    assert sentence in capsys.readouterr().err

@@ -3,7 +3,7 @@ import { Brush } from "./brush.js";
 import { calm, make, megabytes, paint, Painter } from "./painter.js";
 import { describeLimits } from "./limits.js";
 import { MISTAKES } from "./mistakes.js";
-import { BYTES, JUDGED, SIZE } from "./model.js";
+import { ADAPTER, BYTES, JUDGED, SIZE } from "./model.js";
 import { describe, png } from "./png.js";
 import { figure, toggles } from "./views.js";
 
@@ -22,7 +22,11 @@ const CHANGES = [
   "make the house blue",
   "remove the square",
 ];
-const MODELS = { nano: { steps: 4, guidance: 1 }, "nano-base": { steps: 50, guidance: 4 } };
+const MODELS = {
+  nano: { steps: 4, guidance: 1 },
+  [ADAPTER.file]: { steps: 1, guidance: 1 }, // nano with an adapter
+  "nano-base": { steps: 50, guidance: 4 },
+};
 const SIZES = [
   [0, 0],
   [-32, -32],
@@ -51,7 +55,11 @@ const seed = make("input", {
 });
 const named = (value) => value.replace("x", " × ") + (value === SIZES[0] ? "" : " (not trained)");
 const size = choose(Object.fromEntries(SIZES.map((value) => [value, named(value)])));
-const model = choose({ nano: "nano: four steps", "nano-base": `nano-base: guidance (+${megabytes(BYTES.base)})` });
+const model = choose({
+  nano: "nano: four steps",
+  [ADAPTER.file]: `nano with ${ADAPTER.file}: one step (+${megabytes(BYTES[ADAPTER.file])})`,
+  "nano-base": `nano-base: guidance (+${megabytes(BYTES.base)})`,
+});
 const steps = number(4, 1, 1000),
   guidance = number(4, 1, 20),
   draw = make("button.chief", {}, "Draw");
@@ -60,6 +68,13 @@ const stop = make("button", { type: "button", disabled: true }, "Stop");
 const dice = make("button", { type: "button", "aria-label": "Another seed", title: "another seed" }, "⚄");
 const guided = field("guidance", "Guidance", guidance);
 guided.hidden = true;
+const adapted = make(
+  "p",
+  { hidden: true },
+  `One step, with the adapter ${ADAPTER.file}: `,
+  make("a", { href: "12_fewer_steps.html#one-step-for-nano" }, "chapter 12"),
+  " explains it.",
+);
 const form = make(
   "form",
   {},
@@ -74,6 +89,7 @@ const form = make(
     field("model", "Model", model),
     guided,
   ),
+  adapted,
 );
 const choices = (texts, chosen) =>
   make("p.examples", {}, ...texts.map((text) => make("button", { type: "button", onclick: () => chosen(text) }, text)));
@@ -188,13 +204,16 @@ async function loadBehind() {
   const quiet = () => running > 0;
   stop.disabled = false;
   try {
-    await painter.ask("load", { model: model.value }, hearLoading(quiet));
+    await painter.ask("load", chosenModel(), hearLoading(quiet));
     if (!quiet() && !wrong) status.value = "The model is here: press Draw.";
   } catch (error) {
     if (!quiet()) status.value = error.message;
   }
   if (!quiet()) progress.hidden = stop.disabled = true;
 }
+
+/** The model of the form, and its adapter if it has one. */
+const chosenModel = () => (model.value === ADAPTER.file ? { model: "nano", lora: ADAPTER.file } : { model: model.value });
 
 /** What the form says, or a sentence on what is wrong with it. */
 function wished() {
@@ -208,8 +227,8 @@ function wished() {
     steps: Number(steps.value),
     width,
     height,
-    model: model.value,
-    guidance: model.value === "nano" ? 1 : Number(guidance.value),
+    ...chosenModel(),
+    guidance: model.value === "nano-base" ? Number(guidance.value) : 1,
   };
 }
 
@@ -423,6 +442,7 @@ function remember() {
     size: `${width}x${height}`,
     steps: root.steps,
     model: root.model,
+    ...(root.lora && { lora: root.lora }),
     ...(root.guidance > 1 && { guidance: root.guidance }),
     ...(wish.first && { change: wish.prompt }),
     ...(chosen && { mistake: chosen.name }),
@@ -454,7 +474,8 @@ dice.onclick = () => {
 };
 model.onchange = () => {
   ({ steps: steps.value, guidance: guidance.value } = MODELS[model.value]);
-  guided.hidden = model.value === "nano";
+  guided.hidden = model.value !== "nano-base";
+  adapted.hidden = model.value !== ADAPTER.file;
 };
 prompt.oninput = () => {
   if (shown && !page.matches("[aria-busy=true]"))
@@ -488,8 +509,9 @@ function fill() {
     set = (name, input) => {
       if (told.has(name)) input.value = told.get(name);
     };
-  if (model.querySelector(`[value="${CSS.escape(told.get("model") ?? "nano")}"]`)) {
-    model.value = told.get("model") ?? "nano";
+  const wanted = told.get("lora") ?? told.get("model") ?? "nano";
+  if (model.querySelector(`[value="${CSS.escape(wanted)}"]`)) {
+    model.value = wanted;
     model.onchange();
   }
   set("prompt", prompt);
@@ -519,7 +541,7 @@ function show_stored() {
   film.replaceChildren(...pictures.map((picture) => make("li", {}, picture)));
   canvas.setAttribute("aria-label", `Drawn by klein-nano: ${EXAMPLES[0]}`);
   const own = new URLSearchParams(location.hash.slice(1)),
-    stored = { prompt: EXAMPLES[0], seed: "7", size: SIZES[0], steps: "4", model: "nano", change: null },
+    stored = { prompt: EXAMPLES[0], seed: "7", size: SIZES[0], steps: "4", model: "nano", lora: null, change: null },
     other = location.hash.includes("=") && Object.entries(stored).some(([name, value]) => own.get(name) !== value);
   status.value = other
     ? `A stored run of “${EXAMPLES[0]}”: Draw draws what the link says. Nothing has been loaded yet: the first ` +

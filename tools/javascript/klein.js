@@ -220,11 +220,13 @@ class Arrays {
     return to;
   }
 
-  /** x (m, in) → (m, out) */
+  /** x (m, in) → (m, out). What the adapter `this.lora`, if there is one, has for this layer comes on top: B(A x). */
   linear(x, m, name) {
     const { at, out, inn } = this.W.get(`${name}.weight`), bias = this.W.get(`${name}.bias`), y = this.zeros(m * out);
     if (bias) this.copy(y, out, bias.at, 0, m, out);
     this.gemm(y, out, x, inn, at, out, m, inn, out);
+    const lora = `${this.lora}/${name}.lora`, b = this.W.get(`${lora}_B.weight`);
+    if (b) this.within(() => this.gemm(y, out, this.linear(x, m, `${lora}_A`), up4(b.inn), b.at, out, m, b.inn, out));
     return y;
   }
 
@@ -330,8 +332,7 @@ export class Klein extends Arrays {
   /** read(path): a promise of a file of the model's folder, as ArrayBuffer. kernel: the bytes of gemm.wasm, or nothing.
    *  Reads what drawing takes; `load` brings the rest when it is wanted. */
   static async open(read, kernel) {
-    const klein = new Klein(kernel);
-    klein.json = async (path) => JSON.parse(new TextDecoder().decode(await read(path)));
+    const klein = new Klein(kernel); klein.json = async (at) => JSON.parse(new TextDecoder().decode(await read(at)));
     klein.read = read; klein.config = {}; klein.index = await klein.json("model_index.json");
     const last = Math.max(...klein.index.text_encoder_out_layers);
     const drawing = (name) => name !== "model.norm.weight" && Number(/layers\.(\d+)/.exec(name)?.[1] ?? 0) < last;
@@ -350,12 +351,13 @@ export class Klein extends Arrays {
       .map((name) => this.json(`${part}/${name}`)));
     const files = new Set(Object.entries(index.weight_map).filter(([name]) => wanted(name)).map(([, file]) => file));
     for (const bytes of await Promise.all([...files].map((file) => this.read(`${part}/${file}`))))
-      for (const [name, tensor] of readSafetensors(bytes)) {
-        while (this.top + up4(4 * tensor.values.length) > this.M.length) this.grow();
-        if (!this.W.has(`${part}/${name}`)) this.place(`${part}/${name}`, tensor);
-      }
+      for (const [name, tensor] of readSafetensors(bytes)) this.keep(`${part}/${name}`, tensor);
     this.config[part] = config; this.kept = this.top;
   }
+
+  /** A tensor of a file gets its place, unless it has one. */
+  keep(name, tensor) { while (this.top + up4(4 * tensor.values.length) > this.M.length) this.grow();
+    if (!this.W.has(name)) this.place(name, tensor); }
 
   /** What editing takes: the half of the autoencoder that reads pictures. */
   async loadEncoder() { if (!this.W.has("vae/quant_conv.weight")) await this.load("vae", (n) => ENCODER.test(n)); }
@@ -605,8 +607,8 @@ export class Klein extends Arrays {
 
   /** Draws, one Euler step at a time; `decode(clean)` is the picture expected from there, at the end the picture.
    *  reference: {rgba, width, height}, a picture to edit. mask: a number per token, 1 where it is drawn anew, 0 where
-   *  it stays. model: "nano", or "nano-base" with guidance. start: noise. */
-  *draw({ prompt, seed, steps, width, height, model = "nano", guidance = 1, reference, mask, start }) {
+   *  it stays. model: "nano", or "nano-base" with guidance. lora: the name of an adapter. start: noise. */
+  *draw({ prompt, seed, steps, width, height, model = "nano", lora, guidance = 1, reference, mask, start }) {
     const part = model === "nano" ? "transformer" : "base/transformer", c = this.config[part].in_channels;
     const gh = height / 16, gw = width / 16, n = gh * gw, sigmas = schedule(steps, n), ids = imageIds(gh, gw);
     const txt = this.encodeText(this.tokenize(prompt)), without = guidance > 1 && this.encodeText(this.tokenize(""));
@@ -616,7 +618,7 @@ export class Klein extends Arrays {
     this.cut?.words?.(txt, wide);
     for (let index = 0, x = eps; index < steps; index++) {
       const t = sigmas[index], t_next = sigmas[index + 1], img = new Float32Array(n * c + seen.length);
-      img.set(x); img.set(seen, n * c);
+      img.set(x); img.set(seen, n * c); this.lora = lora; // in each step: another walk may have gone on in between
       let velocity = this.velocity(part, img, txt, t, ids, n);
       if (without) {
         const other = this.velocity(part, img, without, t, ids, n);

@@ -1,5 +1,6 @@
 // A PNG file that remembers what made it, as kleinlite writes them. Not by the canvas: some browsers change what is
 // read from it, so that nobody can tell visitors apart.
+import { ADAPTER } from "./model.js";
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
   for (let k = 0; k < 8; k++) n = n & 1 ? 0xedb88320 ^ (n >>> 1) : n >>> 1;
@@ -38,7 +39,7 @@ export async function png({ rgba, width, height }, about) {
 }
 
 /** What `kleinlite generate --like` reads: the arguments of a call. A seed may be larger than JSON.stringify writes. */
-export function describe({ model, prompt, seed, steps, guidance, width, height, reference, mask }) {
+export function describe({ model, prompt, seed, steps, guidance, width, height, reference, mask, lora }) {
   const rest = JSON.stringify({
     model,
     prompt,
@@ -49,6 +50,7 @@ export function describe({ model, prompt, seed, steps, guidance, width, height, 
     height,
     references: reference ? 1 : 0,
     ...(mask && { strength: 1, mask: true }),
+    ...(lora && { loras: [ADAPTER] }),
   });
   return `{"seed":${seed},${rest.slice(1)}`;
 }

@@ -1,5 +1,6 @@
 // Everything slow happens here, so that the page stays awake. A newer wish, or a stop, ends the one before.
 import { preview } from "./fast_preview.js";
+import { loadAdapter } from "./adapter.js";
 import { Klein, noise, TEMPLATE } from "./klein.js";
 import { paste, tokenMask } from "./masks.js";
 import { spoil } from "./mistakes.js";
@@ -130,7 +131,7 @@ function once(name, load) {
 }
 
 /** The model, with what a wish takes beside drawing. */
-async function open({ reference, model }) {
+async function open({ reference, model, lora }) {
   if (halt.signal.aborted) halt = new AbortController();
   const klein = await once("first", async () => {
     const [kernel, found] = await Promise.all([fetchKernel(), fetchMatrix()]);
@@ -139,6 +140,7 @@ async function open({ reference, model }) {
   });
   if (reference) await once("encoder", () => klein.loadEncoder());
   if (model === "nano-base") await once("base", () => klein.loadBase());
+  if (lora) await once(lora, () => loadAdapter(klein, lora));
   return klein;
 }
 
