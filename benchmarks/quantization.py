@@ -9,17 +9,16 @@ over all pixels, channels and prompts; same seeds, so that only the weights diff
 """
 
 import argparse
-import math
-import os
 import statistics
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from benchmarks.turns import race
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.formats import load_weights
 from kleinlite.models.quantize import plain_matrix, quantize, should_quantize
@@ -115,16 +114,12 @@ def time_block(setting: int | str, tokens: Sequence[int] = (64, 256, 768, 1536))
     if setting != "bfloat16":
         quantize(quantized, QUANT_SPECS[setting], mx.float32)
     del weights
-    clock = time.process_time if os.environ.get("OPENBLAS_NUM_THREADS") == "1" else time.perf_counter
     ratios = {}
     for n in tokens:
-        x, mod = mx.random.normal((1, n, cfg.d)), [mx.zeros((1, 1, cfg.d))] * 3
-        rope, best = rope_table(mx.zeros((n, 4), dtype=mx.int32), cfg.axes, cfg.theta), [math.inf, math.inf]
-        for _ in range(4):
-            for i, block in enumerate((whole, quantized)):
-                start = clock()
-                mx.eval(block(x, mod, rope))
-                best[i] = min(best[i], clock() - start)
+        x = mx.random.normal((1, n, cfg.d))
+        mod = [mx.zeros((1, 1, cfg.d))] * 3
+        rope = rope_table(mx.zeros((n, 4), dtype=mx.int32), cfg.axes, cfg.theta)
+        best = [min(turns) for turns in race([partial(block, x, mod, rope) for block in (whole, quantized)], rounds=4)]
         ratios[n] = best[1] / best[0]
     return ratios
 

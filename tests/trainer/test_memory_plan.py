@@ -88,4 +88,4 @@ def test_a_measured_step_is_near_its_plan():
     cfg = TransformerConfig(double_blocks=1, single_blocks=2, heads=2)
     plan = plan_training(cfg, *RELEASED_CONFIGS["4b"][1:], width=128, height=128, bits=32, cpu=True)
     _, above, _ = measure(cfg, 128, 512, 16, None)
-    assert 0.5 < above / (plan.adapter / COPIES + plan.activations) < 1.4
+    assert 0.6 < above / (plan.adapter / COPIES + plan.activations) < 1.4
