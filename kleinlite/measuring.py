@@ -3,7 +3,7 @@
 A picture looks right. How often, by whose eye, and how sure are we? Error bars, pairs of pictures, a judge and its
 blind spots, variety, and whether a model only remembers.
 
-Letters: n pictures, k of them right, p the share that is right of all pictures there could be, f features of a
+Letters: n pictures (m of a second set), p the share that is right of all pictures there could be, f features of a
 picture.
 
 Sources: bootstrap: Efron 1979. The sign test for pairs: McNemar 1947. The interval behind the corrected error:
@@ -11,7 +11,7 @@ Agresti and Coull 1998. Fréchet distance of pictures: Heusel et al. 2017, arXiv
 Forsyth 2019, arXiv 1911.07023. Pictures given back from training: Somepalli et al. 2022, arXiv 2212.03860; Carlini
 et al. 2023, arXiv 2301.13188.
 
-Promoted from notebooks/13_how_do_we_know.ipynb: edit there, then run `make promote`. (seal 61e08382)
+Promoted from notebooks/13_how_do_we_know.ipynb: edit there, then run `make promote`. (seal 94bfae01)
 """
 
 import math

@@ -6,10 +6,10 @@ necessity?
 Letters: b pictures, (gh, gw) rows and columns of patches, n = gh·gw picture tokens, m caption tokens, s = all rows,
 d width, nh heads, hd channels of a head.
 
-Sources: Z-Image, 2025, arXiv 2511.22699; constants and names: the released files of Tongyi-MAI/Z-Image-Turbo and
-diffusers' ZImageTransformer2DModel.
+Sources: Z-Image, 2025, arXiv 2511.22699; constants: the released files of Tongyi-MAI/Z-Image-Turbo and diffusers'
+ZImageTransformer2DModel; names: Comfy-Org/z_image_turbo.
 
-Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 2a85e0d1)
+Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 16e66af0)
 """
 
 from collections.abc import Callable
