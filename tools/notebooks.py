@@ -76,6 +76,17 @@ def code_lines(source: str) -> str:
     return "\n".join(re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in lines if re.match(r"\s*[^#\s]|#\|", line))
 
 
+def without_docstrings(source: str) -> str:
+    """Python source with empty lines in place of what only explains."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            lines[docstring.lineno - 1 : docstring.end_lineno] = [""] * (docstring.end_lineno - docstring.lineno + 1)
+    return "\n".join(lines)
+
+
 def cells_code(notebook: dict) -> str:
     """The code of a notebook, cell after cell."""
     return "\n".join(code_lines(text_of(c["source"])) for c in notebook["cells"] if c["cell_type"] == "code")
@@ -101,7 +112,7 @@ def module_source(name: str) -> tuple[str, str] | None:
     for file, package in ((path.with_suffix(".py"), name.rpartition(".")[0]), (path / "__init__.py", name)):
         if name.split(".")[0] in ("kleinlite", "tools", "benchmarks") and file.is_file():
             own = file.with_suffix(".safetensors")  # weights that a module brings with it
-            code = code_lines(file.read_text("utf-8"))
+            code = code_lines(without_docstrings(file.read_text("utf-8")))
             return code + (f"\n# {digest(own.read_bytes())}" if own.is_file() else ""), package
     return None
 

@@ -188,7 +188,7 @@ def test_what_varies_from_machine_to_machine_stays_unless_something_changed(tags
 
 
 def test_what_drew_a_notebook(tmp_path, monkeypatch):
-    """Its code, what it imports however far away, and the weights, wherever they lie; neither comments nor others."""
+    """Its code, what it imports however far away, and weights, wherever they lie; not comments, docstrings, others."""
     room = tmp_path / "kleinlite" / "room"
     weights = tmp_path / "kleinlite" / "nano" / "weights" / "vae"
     room.mkdir(parents=True)
@@ -212,7 +212,7 @@ def test_what_drew_a_notebook(tmp_path, monkeypatch):
         book["metadata"][notebooks.DRAWN_BY] = notebooks.fingerprints(book)
         assert now() == []
         (tmp_path / "kleinlite" / "other.py").write_text("y = 2\n")
-        (tmp_path / "kleinlite" / "far.py").write_text("# a comment\n\nx = 1\n")
+        (tmp_path / "kleinlite" / "far.py").write_text('"""A docstring.\n\nTwo lines."""\n# a comment\n\nx = 1\n')
         weights.rename(tmp_path / "kleinlite" / "nano" / "weights" / "autoencoder")
         assert now() == []
         (tmp_path / "kleinlite" / "far.py").write_text("x = 2\n")
