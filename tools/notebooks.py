@@ -77,13 +77,15 @@ def code_lines(source: str) -> str:
 
 
 def without_docstrings(source: str) -> str:
-    """Python source with empty lines in place of what only explains."""
+    """Python source without what only explains; every line keeps its number."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if documented and ast.get_docstring(node, clean=False) is not None:
             docstring = node.body[0]
             lines[docstring.lineno - 1 : docstring.end_lineno] = [""] * (docstring.end_lineno - docstring.lineno + 1)
+            if len(node.body) == 1 and not isinstance(node, ast.Module):
+                lines[docstring.lineno - 1] = " " * docstring.col_offset + "pass"
     return "\n".join(lines)
 
 

@@ -187,6 +187,17 @@ def test_what_varies_from_machine_to_machine_stays_unless_something_changed(tags
     assert new["cells"][0]["outputs"][0]["text"] == ["3 s\n" if kept else "4 s\n"]
 
 
+EXPLAINED = '''"""A docstring.
+
+Two lines."""
+# a comment
+x = 1
+class Empty:
+    """Nothing, said
+    at length."""
+'''
+
+
 def test_what_drew_a_notebook(tmp_path, monkeypatch):
     """Its code, what it imports however far away, and weights, wherever they lie; not comments, docstrings, others."""
     room = tmp_path / "kleinlite" / "room"
@@ -196,7 +207,7 @@ def test_what_drew_a_notebook(tmp_path, monkeypatch):
     (tmp_path / "kleinlite" / "__init__.py").write_text("")
     (room / "__init__.py").write_text("")
     (room / "near.py").write_text("def f():\n    from ..far import x\n    return x\n")
-    (tmp_path / "kleinlite" / "far.py").write_text("x = 1\n")
+    (tmp_path / "kleinlite" / "far.py").write_text('x = 1\n\n\nclass Empty:\n    """No."""\n')
     (tmp_path / "kleinlite" / "other.py").write_text("y = 1\n")
     (weights / "a.safetensors").write_bytes(b"weights")
     monkeypatch.setattr(notebooks, "ROOT", tmp_path)
@@ -212,7 +223,7 @@ def test_what_drew_a_notebook(tmp_path, monkeypatch):
         book["metadata"][notebooks.DRAWN_BY] = notebooks.fingerprints(book)
         assert now() == []
         (tmp_path / "kleinlite" / "other.py").write_text("y = 2\n")
-        (tmp_path / "kleinlite" / "far.py").write_text('"""A docstring.\n\nTwo lines."""\n# a comment\n\nx = 1\n')
+        (tmp_path / "kleinlite" / "far.py").write_text(EXPLAINED)
         weights.rename(tmp_path / "kleinlite" / "nano" / "weights" / "autoencoder")
         assert now() == []
         (tmp_path / "kleinlite" / "far.py").write_text("x = 2\n")
