@@ -95,7 +95,6 @@ def pictures(folder: Path) -> None:
 
 def accuracy(folder: Path) -> None:
     run("tools.evaluate", "--sweep", "notebooks/accuracy.json")
-    run("tools.one_look", "--judge")
 
 
 def notebooks(folder: Path) -> None:

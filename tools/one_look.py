@@ -2,14 +2,13 @@
 
     python -m tools.one_look                            train it, about forty minutes of one core, and write it
     python -m tools.one_look --two FILE                 train the one for two looks, and write it to FILE
-    python -m tools.one_look --judge [--two FILE]       judge pictures with and without, on the test set, for chapter 12
+    python -m tools.one_look --judge [--two FILE]       count right pictures with and without, on the test set
 
 A LoRA of nano learns to land in one look, or in two, where nano's own four steps lead. Regression, and nothing else: no
 discriminator, no data but captions that may be trained on. A step's lesson depends on its number alone.
 """
 
 import argparse
-import json
 import random
 from collections.abc import Iterator
 from itertools import count, islice, pairwise
@@ -23,6 +22,7 @@ from tqdm.auto import tqdm
 from kleinlite import Klein
 from kleinlite.distillation import own_path
 from kleinlite.lora import attach, freeze_except, new_deltas
+from kleinlite.measuring import paired_difference, share_error, sign_test
 from kleinlite.models.lora_files import write_adapter
 from kleinlite.nano.evaluate import TEST, draw_all, examine, held_out_captions
 from kleinlite.nano.loras import FOLDER
@@ -39,7 +39,6 @@ STEPS = 1200
 BATCH = 16
 GRID = (6, 6)
 TOKENS = 36
-VERDICTS = Path(__file__).parent.parent / "notebooks" / "one-look.json"  # what chapter 12 counts
 
 
 def lesson_captions(step: int) -> Iterator[str]:
@@ -94,18 +93,28 @@ def whole_pictures(cases: list, looks: int, loras: tuple[str, ...] = ()) -> list
     return [all(result.values()) for result in examine(pictures, cases)]
 
 
-def judge(number: int, two: Path | None) -> dict[str, str]:
-    """For each row, which captions of the test set are answered in full: a 1 or a 0 each."""
+def judge(number: int, two: Path | None) -> None:
+    """Print the share of whole pictures of each row, and its difference from nano's four looks by pairs."""
     cases = held_out_captions(number, TEST)
+    four = whole_pictures(cases, 4)
     rows = {
-        "four looks": whole_pictures(cases, 4),
+        "four looks": four,
         "two looks": whole_pictures(cases, 2),
         "one look": whole_pictures(cases, 1),
         "one look, with one-look": whole_pictures(cases, 1, (NAME,)),
     }
     if two:
         rows["two looks, with their own"] = whole_pictures(cases, 2, (str(two),))
-    return {title: "".join(str(int(whole)) for whole in right) for title, right in rows.items()}
+    print(f"nano, {number} captions of the test set")
+    for title, right in rows.items():
+        share = 100 * sum(right) / number
+        change, error = paired_difference(four, right)
+        pairs = list(zip(four, right))
+        p = sign_test(pairs.count((False, True)), pairs.count((True, False)))
+        print(
+            f"{title:26} {sum(right):4} = {share:5.1f} ± {100 * share_error(sum(right), number):.1f} % whole", end="; "
+        )
+        print(f"less than four looks by {-100 * change:.1f} ± {100 * error:.1f} points, p = {p:.3f}")
 
 
 def main() -> None:
@@ -115,8 +124,7 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=300, metavar="N", help="for --judge (default: %(default)s)")
     options = parser.parse_args()
     if options.judge:
-        verdicts = judge(options.captions, options.two)
-        VERDICTS.write_text(json.dumps(verdicts, indent=1) + "\n", "utf-8")
+        judge(options.captions, options.two)
     elif options.two:
         train(2, options.two)
     else:
