@@ -77,7 +77,6 @@ NETS = {
     "5 double": Net(double_blocks=5, single_blocks=0),
     "tap 1": Net(out_layers=(1,)), "tap 2": Net(out_layers=(2,)), "tap 3": Net(out_layers=(3,)),  # chapter 3
 }  # fmt: skip
-SHORTER = {"128 wide": 87}  # steps for the price of "64 wide" with all of them (chapter 9)
 
 
 @dataclass(frozen=True)
@@ -180,9 +179,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("path", type=Path, help="the JSON to write, notebooks/trials.json in the book")
     options = parser.parse_args(argv)
     found = run_trials(NETS, progress=lambda runs: tqdm(runs, desc="training"))
-    for name, steps in SHORTER.items():
-        shorter = run_trials({name: NETS[name]}, steps=steps)
-        found["nets"][name][f"{steps} steps"] = shorter["nets"][name]["runs"]
     options.path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for name, net in found["nets"].items():
         print(f"{name:9}{net['weights']:10,} weights  held-out loss", *(run["held_out"] for run in net["runs"]))

@@ -20,8 +20,6 @@ def test_stored_is_what_the_code_describes():
         assert stored["weights"] == net.count_weights()
         assert (stored["width"], *(stored[field] for field in asdict(net))) == (net.cfg.d, *json_like(net).values())
         assert [run["seed"] for run in stored["runs"]] == list(range(trials.SEEDS))
-    for name, steps in trials.SHORTER.items():
-        assert [run["seed"] for run in STORED["nets"][name][f"{steps} steps"]] == list(range(trials.SEEDS))
     settings = [STORED[name] for name in ("scenes", "unseen", "batch", "steps")]
     assert settings == [trials.SCENES, trials.UNSEEN, trials.BATCH, trials.STEPS]
 
