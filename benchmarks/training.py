@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from kleinlite.cpu import speed_up
+from kleinlite.cpu import setup, speed_up
 from kleinlite.lora import attach, enable_gradient_checkpointing, freeze_except, new_deltas
 from kleinlite.memory import compute_dtype
 from kleinlite.models.configs import RELEASED_CONFIGS
@@ -74,6 +74,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if options.plan:
         return print(plan_table(options.rank))
+    setup()
     _, text_cfg, vae_cfg = RELEASED_CONFIGS["4b"]
     double, single = options.blocks
     cfg = TransformerConfig(double_blocks=double, single_blocks=single, heads=options.width // 128)

@@ -4,14 +4,15 @@ We teach nano a shape that it has never seen, in a minute and with a file of a f
 the adapters that others have made for klein, whatever their spelling.
 
 Letters: a matrix W is (d_out, d_in), r is the rank of its change B A, with A (r, d_in) and B (d_out, r), in the
-code `a` and `b`; n counts picture tokens, m text tokens, and f the features of a text token.
+code `a` and `b`; n counts picture tokens (in the strip below, r counts those of references), m text tokens, and f
+the features of a text token.
 
 Sources: LoRA: Hu et al. 2021, arXiv 2106.09685. DoRA: Liu et al. 2024, arXiv 2402.09353. LoKr and LoHa: LyCORIS,
 Yeh et al. 2023, arXiv 2309.14859; LoHa is FedPara, Hyeon-Woo et al. 2021, arXiv 2108.06098. Adapters beside
 quantized weights: QLoRA, Dettmers et al. 2023, arXiv 2305.14314. Gradient checkpointing: Chen et al. 2016, arXiv
 1604.06174.
 
-Promoted from notebooks/14_lora.ipynb: edit there, then run `make promote`. (seal fdaad244)
+Promoted from notebooks/14_lora.ipynb: edit there, then run `make promote`. (seal 40d52290)
 """
 
 from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ Agresti and Coull 1998. Fréchet distance of pictures: Heusel et al. 2017, arXiv
 Forsyth 2019, arXiv 1911.07023. Pictures given back from training: Somepalli et al. 2022, arXiv 2212.03860; Carlini
 et al. 2023, arXiv 2301.13188.
 
-Promoted from notebooks/13_how_do_we_know.ipynb: edit there, then run `make promote`. (seal 94bfae01)
+Promoted from notebooks/13_how_do_we_know.ipynb: edit there, then run `make promote`. (seal 14bf639d)
 """
 
 import math
@@ -22,7 +22,15 @@ from typing import Any
 
 import mlx.core as mx
 
-__all__ = ["share_error", "bootstrap_error", "paired_difference", "sign_test", "frechet_distance", "nearest"]
+__all__ = [
+    "share_error",
+    "bootstrap_error",
+    "mean_and_error",
+    "paired_difference",
+    "sign_test",
+    "frechet_distance",
+    "nearest",
+]
 
 
 def share_error(right: int, count: int) -> float:
@@ -40,10 +48,14 @@ def bootstrap_error(statistic: Callable[[Sequence[Any]], float], cases: Sequence
     return statistics.stdev(statistic(rng.choices(cases, k=len(cases))) for _ in range(draws))
 
 
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of independent values, and its standard error."""
+    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
     """Mean of second − first over the same cases, and its standard error."""
-    differences = [b - a for a, b in zip(first, second)]
-    return statistics.mean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+    return mean_and_error([b - a for a, b in zip(first, second)])
 
 
 def sign_test(wins: int, losses: int) -> float:

@@ -1,7 +1,7 @@
 """What it costs.
 
-From the config alone we predict how many weights, products and bytes a picture takes, from one measured product how
-many seconds, and then measure.
+From the config we predict how many weights and products a picture takes, with a few fitted constants how many
+bytes, with one measured product how many seconds, and then measure.
 
 Letters: b pictures, s tokens = m text + n picture (and reference) tokens, d width. Everything is counted in bytes,
 or in floating-point operations, two per multiply-add.
@@ -9,7 +9,7 @@ or in floating-point operations, two per multiply-add.
 Sources: two operations per weight and token: Kaplan et al. 2020, arXiv 2001.08361. The constants of `plan_memory`
 are fitted to `python -m benchmarks.picture`.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal fcce33e0)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 4dab4806)
 """
 
 from collections.abc import Callable, Hashable
@@ -132,7 +132,7 @@ def plan_memory(
     networks: tuple[Callable[[Any], nn.Module], Callable[[Any], nn.Module]] = (Transformer, Autoencoder),
     cached: bool = False,
 ) -> MemoryPlan:
-    """The bytes that b pictures of width × height pixels will take, from the configs alone.
+    """The bytes that b pictures of width × height pixels will take, from the configs and the constants above.
 
     configs: of transformer, text encoder, autoencoder. bits: per weight, scales included; two numbers if transformer
     and text encoder differ. reference_tokens: of all reference pictures of one picture. cpu: as MLX is set if not

@@ -49,7 +49,7 @@ FOREIGN = {
     "pip install git+https://github.com/kleinlite/kleinlite": "the network",
     "source .venv/bin/activate": "it is made by make",
     ".venv/bin/jupyter-lab workbook": "it opens a browser",
-    "apt install chromium": "the network",
+    "apt install chromium-headless-shell": "the network",
     "conda env create -f environment.yml && conda activate kleinlite && jupyter lab notebooks": "conda, the network",
     "hf upload YOU/klein-4bit klein-4bit": "the real hub",
     "mlx.distributed_config --backend ring --over ethernet --hosts mac-1,mac-2 --output-hostfile macs.json": "two Macs",

@@ -10,6 +10,7 @@ import pytest
 from kleinlite.measuring import (
     bootstrap_error,
     frechet_distance,
+    mean_and_error,
     nearest,
     paired_difference,
     share_error,
@@ -36,6 +37,7 @@ def test_the_bootstrap_knows_the_error_of_a_mean():
 
 
 def test_pairs():
+    assert mean_and_error([1, 2, 3]) == (2, pytest.approx(1 / math.sqrt(3)))
     assert paired_difference([1, 2, 3], [2, 4, 3]) == (1, pytest.approx(1 / math.sqrt(3)))
     mean, error = paired_difference([10, 20, 30, 40], [11, 21, 31, 41])  # however far the cases lie apart
     assert (mean, error) == (1, 0)

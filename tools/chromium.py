@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MAC = "/Applications/{0}.app/Contents/MacOS/{0}"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+NAMES = (  # first the one that has no windows to draw: the tests take a fifth less time with it
+    "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome",
+)  # fmt: skip
 
 
 def executable() -> str | None:

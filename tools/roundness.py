@@ -1,6 +1,7 @@
 """How round, how well drawn and how varied are shapes? By the second judge, whom no training has asked.
 
-    python -m tools.roundness                     nano and the drawn scenes, on the development set
+    python -m tools.roundness                     nano and the drawn scenes, as they are and through its autoencoder,
+                                                  on the development set
     python -m tools.roundness FOLDER --test       another model, on the test set: other seeds and other captions
 
 *dents*: the outline of a red circle against its radius, large ones alone and small ones above a square, 48 pictures
@@ -17,10 +18,10 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from kleinlite.measuring import bootstrap_error
+from kleinlite.measuring import bootstrap_error, mean_and_error
 from kleinlite.nano.evaluate import DEVELOPMENT, SIZE, TEST, draw_all
 from kleinlite.nano.second_judge import dents, fit
-from kleinlite.nano.shapes import one_shape, one_shape_cases
+from kleinlite.nano.shapes import one_shape, one_shape_cases, there_and_back
 from kleinlite.pipeline import Klein
 from kleinlite.scenes import Scene, Thing, captions, draw, with_article
 
@@ -43,10 +44,6 @@ def shape_cases(first: int) -> list[tuple[Scene, str]]:
     """168 prompts of one shape; of the test set in other captions."""
     cases = one_shape_cases()
     return cases * 2 if first == DEVELOPMENT else [(s, captions(s)[-1]) for s, _ in cases] * 2
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    return statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
 
 
 def worst_tenth(values: Sequence[float]) -> float:
@@ -94,9 +91,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--test", dest="first", action="store_const", const=TEST, default=DEVELOPMENT,
                         help="the test set: look once")  # fmt: skip
     options = parser.parse_args(argv)
-    report("drawn", drawn_scenes(options.first), options.first)
+    drawn = drawn_scenes(options.first)
+    report("drawn", drawn, options.first)
     for model in options.models:
-        report(model, model_pictures(Klein.from_pretrained(model), options.first), options.first)
+        klein = Klein.from_pretrained(model)
+        seen = {name: there_and_back(klein.autoencoder, pictures) for name, pictures in drawn.items()}
+        report(f"drawn, through the autoencoder of {model}", seen, options.first)
+        report(model, model_pictures(klein, options.first), options.first)
 
 
 if __name__ == "__main__":

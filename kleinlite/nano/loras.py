@@ -111,12 +111,11 @@ def outlined(seed: int) -> tuple[Image.Image, str]:
     return outline(scene), random.Random(seed).choice(captions(scene)[1:])
 
 
-def closest(picture: Image.Image, drawings: dict[str, Image.Image]) -> str:
-    """The name of the drawing that comes closest to the picture, a little shifted."""
+def closest(picture: Image.Image, drawings: dict[str, mx.array]) -> str:
+    """The name of the drawing, (h, w, 3), that comes closest to the picture, a little shifted."""
     seen = to_array(picture)
     far = {}
-    for name, drawing in drawings.items():
-        there = to_array(drawing)
+    for name, there in drawings.items():
         shifted = mx.stack([mx.roll(mx.roll(there, dy, 0), dx, 1) for dy in (-3, 0, 3) for dx in (-3, 0, 3)])
         far[name] = float(((shifted - seen) ** 2).mean(axis=(1, 2, 3)).min())
     return min(far, key=far.__getitem__)
@@ -127,10 +126,17 @@ def lone(kind: str, colour: str, background: str) -> Scene:
     return Scene((Thing(kind, colour, "centre"),), background=background, jitter=None)
 
 
+@functools.cache
+def lone_drawings(colour: str, background: str) -> dict[str, mx.array]:
+    """All shapes in the middle, the cross among them, as arrays."""
+    shapes = {kind: draw(lone(kind, colour, background), SIZE) for kind in SHAPES}
+    shapes["cross"] = draw_cross(colour, background, jitter=None)
+    return {kind: to_array(drawing) for kind, drawing in shapes.items()}
+
+
 def is_cross(picture: Image.Image, colour: str, background: str) -> bool:
     """Whether, of all shapes drawn in these colours in the middle, the cross is the closest."""
-    shapes = {kind: draw(lone(kind, colour, background), SIZE) for kind in SHAPES}
-    return closest(picture, shapes | {"cross": draw_cross(colour, background, jitter=None)}) == "cross"
+    return closest(picture, lone_drawings(colour, background)) == "cross"
 
 
 def cross_accuracy(klein: Klein, count: int = 24, **how: Any) -> float:
@@ -153,8 +159,8 @@ def outline_accuracy(klein: Klein, count: int = 24, **how: Any) -> float:
     right = 0
     for picture, (kind, colour, background) in zip(klein(prompts, seed=0, progress=False, **how), wishes):
         scenes = {each: lone(each, colour, background) for each in SHAPES}
-        drawings = {each: draw(scene, SIZE) for each, scene in scenes.items()}
-        drawings |= {f"{each}, outlined": outline(scene) for each, scene in scenes.items()}
+        drawings = {each: to_array(draw(scene, SIZE)) for each, scene in scenes.items()}
+        drawings |= {f"{each}, outlined": to_array(outline(scene)) for each, scene in scenes.items()}
         right += closest(picture, drawings) == f"{kind}, outlined"
     return right / count
 

@@ -22,5 +22,7 @@ def test_the_first_is_run_and_the_others_are_read(tmp_path, monkeypatch):
     asked = []
     assert repeat(path, "net", lambda seed: asked.append(seed) or 10 * seed, (7, 8, 9)) == [70, 2, 3]
     assert asked == [7]
+    assert repeat(path, "net", lambda seed: asked.append(seed), (7, 8, 9), live=False) == [1, 2, 3]
+    assert asked == [7]  # and none was run now
     with pytest.raises(ValueError, match="no runs of 'net' for 2 seeds"):
         repeat(path, "net", float, (7, 8))

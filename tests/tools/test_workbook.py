@@ -129,6 +129,7 @@ MISTAKES = {
     "distillation.redraw_loss": ("(x - batch.clean) / t", "(x - batch.clean)"),
     "measuring.share_error": ("(right + 0.5) / (count + 1)", "right / count"),
     "measuring.bootstrap_error": ("rng.choices(cases, k=len(cases))", "rng.sample(cases, len(cases))"),
+    "measuring.mean_and_error": ("stdev(values) / math", "pstdev(values) / math"),
     "measuring.paired_difference": ("b - a for", "a - b for"),
     "measuring.sign_test": ("2 * sum", "sum"),
     "measuring.frechet_distance": ("- 2 * cross", "- cross"),
