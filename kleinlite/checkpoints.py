@@ -8,7 +8,7 @@ diffusers' folders.
 Sources: the safetensors format (https://github.com/huggingface/safetensors). The names: the released FLUX.2 [klein]
 files.
 
-Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 6087938b)
+Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 61db7817)
 """
 
 import json
@@ -96,22 +96,28 @@ def convert_present(
     weights = {}
     for name, names in sources.items():
         if all(source in arrays for source in names):
-            weights[name] = convert([arrays[source] for source in names], find_conversion(name, rules))
+            tensors = [arrays[source] for source in names]
+            if len({tensor.shape[1:] for tensor in tensors}) > 1:
+                tensors = tensors[:1]  # they cannot be stacked; alone it has not the shape that is asked for
+            weights[name] = convert(tensors, find_conversion(name, rules))
     return weights
 
 
 def find_problems(
     sources: dict[str, list[str]], arrays: dict[str, Any], weights: dict[str, Any], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, list[str]]:
-    """What is missing among a file's arrays, what nobody asks for, and which weights have another shape than ours."""
+    """What is missing among a file's arrays, what nobody asks for, or two do, and which shapes are not ours."""
     expected = [source for names in sources.values() for source in names]
     misshapen = []
     for name, w in weights.items():
         if tuple(w.shape) != shapes[name]:
-            misshapen.append(f"{sources[name][0]} is {tuple(w.shape)}, expected {shapes[name]}")
+            found = [w] if len(sources[name]) == 1 else [arrays[source] for source in sources[name]]
+            parts = [f"{source} is {tuple(part.shape)}" for source, part in zip(sources[name], found)]
+            misshapen.append(f"{' + '.join(parts)}, expected {shapes[name]}")
     return {
         "missing": [source for source in expected if source not in arrays],
         "not expected": sorted(set(arrays) - set(expected)),
+        "used twice": sorted({source for source in expected if expected.count(source) > 1}),
         "of the wrong shape": misshapen,
     }
 
@@ -124,7 +130,7 @@ def match(
 ) -> dict[str, Any]:
     """Every parameter of `module` with its tensor from `arrays`, by our names; `convert` may know quantized ones too.
 
-    Raises UserError, with the names, if a tensor is missing, left over or of another shape.
+    Raises UserError, with the names, if a tensor is missing, left over, used twice or of another shape.
     """
     parameters: dict[str, mx.array] = dict(tree_flatten(module.parameters()))
     shapes = {name: tuple(w.shape) for name, w in parameters.items()}

@@ -70,6 +70,21 @@ def test_what_does_not_fit_is_said_by_name_and_all_at_once():
         match(Small(), many, RULES)
 
 
+def test_of_stacked_tensors_each_is_said_with_its_shape():
+    for wrong in ((2, 7), (5, 3)):  # one that cannot be stacked, and one that can
+        with pytest.raises(
+            UserError, match=r"theirs\.a\.weight is \(2, 3\) \+ theirs\.b\.weight is .*, expected \(4, 3\)"
+        ) as no:
+            match(Small(), released() | {"theirs.b.weight": mx.zeros(wrong)}, RULES)
+        assert f"theirs.b.weight is {wrong}" in str(no.value)
+
+
+def test_no_tensor_serves_two_parameters():
+    twice = [RULES[0], (r"^last", "theirs.a"), RULES[2]]
+    with pytest.raises(UserError, match=r"1 not expected: ends\.weight; 1 used twice: theirs\.a\.weight"):
+        match(Small(), released(), twice)
+
+
 def test_a_header_is_read_without_a_number(tmp_path):
     path = tmp_path / "x.safetensors"
     mx.save_safetensors(str(path), {"a": mx.zeros((2, 3)), "b": mx.zeros((4,), dtype=mx.float16)}, {"format": "pt"})

@@ -253,8 +253,6 @@ def match_weights(module: nn.Module, arrays: Weights, rules: Rules) -> Weights:
 
 def convert_quantized(tensors: list[Any], conversion: Conversion | None) -> mx.array | QuantizedMatrix:
     """Chapter 8's `to_mlx`, for quantized matrices too."""
-    if len({w.shape[1:] for w in tensors}) > 1:
-        return tensors[0]  # they cannot be joined; alone it has not the shape that is asked for, and `match` says so
     if not any(isinstance(w, QuantizedMatrix) for w in tensors):
         return to_mlx(tensors, conversion)
     if len({(type(w), getattr(w, "spec", None)) for w in tensors}) > 1:
