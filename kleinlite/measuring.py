@@ -11,7 +11,7 @@ Agresti and Coull 1998. Fréchet distance of pictures: Heusel et al. 2017, arXiv
 Forsyth 2019, arXiv 1911.07023. Pictures given back from training: Somepalli et al. 2022, arXiv 2212.03860; Carlini
 et al. 2023, arXiv 2301.13188.
 
-Promoted from notebooks/13_how_do_we_know.ipynb: edit there, then run `make promote`. (seal 14bf639d)
+Promoted from notebooks/13_how_do_we_know.ipynb: edit there, then run `make promote`. (seal 67361438)
 """
 
 import math
@@ -66,7 +66,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def frechet_distance(a: mx.array, b: mx.array) -> float:
-    """Distance of the normal distributions with the means and covariances of features a (n, f) and b (m, f).
+    """Squared distance of the normal distributions with the means and covariances of features a (n, f) and b (m, f).
 
     |μ_a − μ_b|² + tr(Σ_a + Σ_b − 2 (Σ_a^½ Σ_b Σ_a^½)^½): Heusel et al. 2017, equation 6, in a symmetric form.
     """

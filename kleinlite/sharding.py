@@ -7,7 +7,7 @@ Letters: b pictures, s tokens = m text + n picture tokens, d width, nh heads, hd
 Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Stale values: Li et al. 2024
 (DistriFusion), arXiv 2402.19481; Fang et al. 2024 (PipeFusion), arXiv 2405.14430.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal e205dc0b)
+Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal 2ac37588)
 """
 
 import math
@@ -51,7 +51,7 @@ def find_cuts(network: nn.Module) -> dict[str, tuple[int, list[int]]]:
     """By path, every matrix that is divided: along which axis, and the sizes of its segments, each divided evenly."""
     cuts = {}
     for path, layer in linear_layers(network).items():
-        name = re.findall(r"\w+?(?:\.\d+)?$", path)[0]
+        name = re.findall(r"\w+?(?:\.\d+)?$", path)[0]  # the last name, with a number behind it if there is one
         d_out, d_in = matrix_shape(layer)
         if name == "linear1":  # queries, keys, values, the two halves of the MLP
             cuts[path] = 0, [d_in] * 3 + [(d_out - 3 * d_in) // 2] * 2

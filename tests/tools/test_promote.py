@@ -333,6 +333,13 @@ def test_the_package_is_what_the_book_says(capsys):
     assert promote.main(["--check"]) == 0, capsys.readouterr()
 
 
+def test_stored_outputs_say_that_the_package_is_what_the_book_says():
+    chapters = [json.loads(path.read_text("utf-8")) for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")]
+    cells = [cell for chapter in chapters for cell in chapter["cells"] if "promote.diff(" in "".join(cell["source"])]
+    printed = ["".join(cell["outputs"][0]["text"]) for cell in cells]
+    assert len(printed) > 14 and all(text.endswith(" is up to date.\n") for text in printed), printed
+
+
 def test_promotion_needs_nothing_but_python():
     """Run as a plain file, isolated from every installed package."""
     command = [sys.executable, "-I", "-S", str(ROOT / "tools" / "promote.py"), "--check"]
