@@ -180,9 +180,10 @@ def channels(latents: mx.array, columns: int = 16) -> None:
 
 
 def lines(
-    series: dict[str, tuple], xlabel: str, ylabel: str, logx: bool = False, logy: bool = False, marker: str = "o"
+    series: dict[str, tuple], xlabel: str, ylabel: str, logx: bool = False, logy: bool = False, marker: str = "o",
+    legend_above: bool = False,
 ) -> None:  # fmt: skip
-    """Curves by name: {"name": (xs, ys)}."""
+    """Curves by name: {"name": (xs, ys)}; the legend stands above them where no corner is free."""
     _, ax = plt.subplots(figsize=(5.2, 2.8))
     for name, (xs, ys) in series.items():
         ax.plot(list(xs), list(ys), label=name, marker=marker, markersize=3, linewidth=1.4)
@@ -192,7 +193,9 @@ def lines(
         ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         ax.xaxis.set_minor_locator(NullLocator())
     ax.grid(alpha=0.25)
-    if len(series) > 1:
+    if legend_above:
+        ax.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+    elif len(series) > 1:
         ax.legend(fontsize=8, framealpha=0.85, edgecolor="none")  # readable where it lies over a curve
     plt.tight_layout()
     show_figure()
