@@ -9,7 +9,7 @@ or in floating-point operations, two per multiply-add.
 Sources: two operations per weight and token: Kaplan et al. 2020, arXiv 2001.08361. The constants of `plan_memory`
 are fitted to `python -m benchmarks.picture`.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 4dab4806)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal fbdb7b8a)
 """
 
 from collections.abc import Callable, Hashable
@@ -72,7 +72,7 @@ def count_step(cfg: TransformerConfig, text: int, image: int) -> Work:
 
 
 def count_prompt(cfg: TextEncoderConfig) -> Work:
-    """The layers below the highest tap, for one prompt, padded to `cfg.max_length` tokens."""
+    """The layers up to the highest tap, for one prompt, padded to `cfg.max_length` tokens."""
     weights = 2 * cfg.d * (cfg.heads + cfg.kv_heads) * cfg.hd + 3 * cfg.d * cfg.d_mlp  # of a layer
     layers = max(cfg.out_layers)
     m = cfg.max_length
@@ -145,11 +145,14 @@ def plan_memory(
     transformer_bits, text_bits = bits if isinstance(bits, tuple) else (bits, bits)
     number_bytes = 4 if cpu else 2  # in flight; 4 in the decoder
     text_tokens = b * text_cfg.max_length
-    tokens = text_tokens + b * (width * height // 256 + reference_tokens)
-    encode_numbers = max(ENCODE_NUMBERS * text_tokens, 2 * text_cfg.d_mlp)  # at least a copy of the largest matrices
-    step_numbers = max(STEP_NUMBERS * tokens, 9 * cfg.d)
+    drawn_tokens = text_tokens + b * (width * height // 256)
+    tokens = drawn_tokens + b * reference_tokens
+    cache_numbers = 0
     if cached and isinstance(cfg, TransformerConfig):
-        step_numbers += 2 * reference_tokens * (cfg.double_blocks + cfg.single_blocks)  # a key and a value
+        tokens = max(drawn_tokens, reference_tokens)  # a step looks references up; before, one pass reads them alone
+        cache_numbers = 2 * reference_tokens * (cfg.double_blocks + cfg.single_blocks)  # a key and a value
+    encode_numbers = max(ENCODE_NUMBERS * text_tokens, 2 * text_cfg.d_mlp)  # at least a copy of the largest matrices
+    step_numbers = max(STEP_NUMBERS * tokens, 9 * cfg.d) + cache_numbers
     finest, next_level = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
     pixel_bytes = 4 * b * width * height
     kept = next_level if pixel_bytes * next_level <= KEPT_BYTES else 0
