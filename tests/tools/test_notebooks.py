@@ -241,6 +241,8 @@ def test_the_book_is_stored_clean(path):
     text = path.read_text("utf-8")
     book = json.loads(text)
     assert text == notebooks.to_json(notebooks.clean_notebook(book)), "run `make clean-notebooks`"
+    unfinished = [i for i, cell in enumerate(book["cells"]) if "TODO" in "".join(cell["source"])]
+    assert not unfinished, f"cell {unfinished[0]} still has a TODO"
     written = [cell for cell in book["cells"] if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
     to_run = [(i, c) for i, c in enumerate(written, start=1) if "nbval-skip" not in notebooks.tags_of(c)]
     missing = [i for i, cell in to_run if not cell["execution_count"]]
