@@ -85,7 +85,7 @@ clean-notebooks: $(VENV)/.book$(BACKEND) ## tidy what a session in Jupyter store
 	$(BIN)/python -m tools.notebooks clean $$NB
 
 nano: $(VENV)/.test$(BACKEND) ## nano's last stage again, and all that follows from new weights (RUNS=folder; hours)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.nano $${RUNS:-runs}
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m recipe.bundle $${RUNS:-runs}
 
 parity: $(VENV)/.test$(BACKEND) ## compare every block with the reference again, and write the page that says how close
 	$(BIN)/python tests/write_parity.py

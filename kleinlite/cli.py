@@ -1,4 +1,4 @@
-"""The command line: `kleinlite generate`, `models`, `download`, `quantize`, `train`, `speedrun`, `train-lora`, `info`.
+"""The command line: `kleinlite generate`, `models`, `download`, `quantize`, `train-lora`, `info`.
 
 What is slow to import is imported by the command that needs it, so that `--help` answers at once. A mistake
 in what was typed, or in a file, ends with one sentence on stderr and status 2, and leaves no file behind.
@@ -25,7 +25,6 @@ from . import __version__
 from .completion import SHELLS, write_completion
 from .errors import Parser, UserError, notes_may_be_lost, printable, run_command
 from .models.registry import SMALL_DECODER
-from .nano import stages
 
 if TYPE_CHECKING:
     from mlx.core.distributed import Group
@@ -46,10 +45,11 @@ examples:
   kleinlite generate "make the house blue" --image house.png --mask house-mask.png
   mlx.launch -n 2 -- python -m kleinlite generate --prompts wishes.txt     on several machines: each its share
 """
-NANO = f"""\
-What nano, the model that comes with kleinlite, draws: {stages.DRAWS}, in nine
-colours, on a plain background or in a landscape by day, at sunset or at night, in 96x96 pixels; and changes
-of these: "make it night", "turn the circle into a star", "remove the tree". For all else take --model 4b.
+NANO = """\
+What nano, the model that comes with kleinlite, draws: circles, squares, triangles, stars, hearts,
+diamonds, houses, trees and boats, in nine colors, on a plain background or in a landscape by day, at
+sunset or at night, in 96x96 pixels; and changes of these: "make it night", "turn the circle into a star",
+"remove the tree". For all else take --model 4b.
 """
 
 QUANTIZE = "3, 4, 5, 6 or 8 bits, or mxfp4, mxfp8, nvfp4"
@@ -190,12 +190,6 @@ def make_parser() -> Parser:
     add("--bits", type=parse_quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8")
     add("--mode", metavar="MODE", help="in place of --bits: mxfp4, mxfp8 or nvfp4")
     add("--offline", action="store_true", help="download nothing, and ask no network")
-    command("train", train, stages.ABOUT)
-    stages.add_arguments(commands.choices["train"])
-    about = "train a small model from nothing within so many minutes, and judge what it draws; RECORDS.md has the rules"
-    add = command("speedrun", speedrun, about)
-    add("folder", type=Path, nargs="?", default=Path("speedrun"), metavar="FOLDER", help="the run (default: speedrun)")
-    add("--minutes", type=NUMBER, default=30.0, metavar="M", help="from the first scene to the score (default: 30)")
     about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"
     add = command("train-lora", train_lora, about, epilog=LORA_EXAMPLES, formatter_class=RAW_HELP)
     add("folder", type=Path, metavar="FOLDER", help="pictures, captions, for edits the pictures before: dog_ref.png")
@@ -568,7 +562,7 @@ def print_facts(facts: dict) -> None:
         print(printable(f"{name:16}{value}"))
 
 
-# ---------------------------------------------------------------- models, download, quantize, train
+# ---------------------------------------------------------------- models, download, quantize, train-lora
 
 
 def models(args: argparse.Namespace) -> None:
@@ -684,20 +678,6 @@ def train_lora(args: argparse.Namespace) -> None:
     trainer = LoraTrainer(Klein.from_pretrained(args.model, quantize=args.quantize), examples, out, settings)
     trainer.train()
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; how it went is in {trainer.folder}")
-
-
-def train(args: argparse.Namespace) -> None:
-    from .nano import recipe
-
-    recipe.train(args.folder, args.stage, args.steps)
-
-
-def speedrun(args: argparse.Namespace) -> None:
-    from .nano.speedrun import speedrun
-
-    if not 1 <= args.minutes <= 1440:
-        raise UserError(f"--minutes is a number from 1 to 1440 (a day), not {args.minutes:g}.")
-    speedrun(args.folder, args.minutes)
 
 
 def completion(args: argparse.Namespace) -> None:

@@ -11,13 +11,12 @@ import mlx.core as mx
 import pytest
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.nano.curriculum import Curriculum, make_lessons
 from kleinlite.nano.data import encode_scenes, train_tokenizer
-from kleinlite.nano.recipe import RecipeConfig
-from kleinlite.nano.stages import STEPS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
+from recipe.curriculum import Curriculum, make_lessons
+from recipe.training import STEPS, RecipeConfig
 
 GRID = (6, 6)
 CONFIG = AutoencoderConfig(channels=(8, 8, 16, 16), layers=1, groups=4)

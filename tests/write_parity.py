@@ -111,7 +111,7 @@ models' original code does. Where neither is involved, what is left is the round
 - **Quantized files' pictures.** FP8 and NVFP4 files are decoded as third-party readers lay them out, [byte by
   byte](../tests/models/test_formats.py); no other program's pictures from such a file were compared with ours. Adapter
   files have [a page of their own](adapters.md).
-- **Whether the pictures are good.** For klein-nano that is measured by a judge: `python -m tools.evaluate`.
+- **Whether the pictures are good.** For klein-nano that is measured by a judge: `python -m recipe.evaluate`.
 
 ## Run it yourself
 

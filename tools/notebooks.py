@@ -66,7 +66,7 @@ def digest(*contents: bytes) -> str:
 @cache
 def bundled_weights() -> str:
     """The weights that come with the package, as a number that does not depend on the folder they lie in."""
-    files = (ROOT / "kleinlite" / "nano" / "weights").rglob("*.safetensors")
+    files = [p for f in ("kleinlite/nano/weights", "notebooks/weights") for p in (ROOT / f).rglob("*.safetensors")]
     return digest(*sorted(file.read_bytes() for file in files))
 
 
@@ -112,7 +112,7 @@ def module_source(name: str) -> tuple[str, str] | None:
     """The code of one of this repository's modules and the package it lies in; None for any other name."""
     path = ROOT.joinpath(*name.split("."))
     for file, package in ((path.with_suffix(".py"), name.rpartition(".")[0]), (path / "__init__.py", name)):
-        if name.split(".")[0] in ("kleinlite", "tools", "benchmarks") and file.is_file():
+        if name.split(".")[0] in ("kleinlite", "recipe", "tools", "benchmarks") and file.is_file():
             own = file.with_suffix(".safetensors")  # weights that a module brings with it
             code = code_lines(without_docstrings(file.read_text("utf-8")))
             return code + (f"\n# {digest(own.read_bytes())}" if own.is_file() else ""), package

@@ -132,7 +132,7 @@ def judge(name: str, loss: float, drawn: mx.array, exam: World) -> Row:
 
 
 def show_ladder(sentences: Sequence[str], last: Sequence[Image.Image]) -> None:
-    """The rows that `python -m tools.ladder` measured, with its pictures, and `last`, klein-nano's, below."""
+    """The rows that `python -m recipe.ladder` measured, with its pictures, and `last`, klein-nano's, below."""
     rows: dict[str, Sequence[Image.Image]] = {}
     for name, row in json.loads((NOTEBOOKS / "ladder.json").read_text(encoding="utf-8")).items():
         loss = row["loss"]

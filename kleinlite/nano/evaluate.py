@@ -1,4 +1,4 @@
-"""How much of what was asked is in the picture? A judge. `python -m tools.evaluate` fills in the table.
+"""How much of what was asked is in the picture? A judge. `python -m recipe.evaluate` fills in the table.
 
 The judge works by drawing: it looks for the ground and sky whose drawing comes closest to the picture. Shapes are
 then cut out by colour and compared by outline (kleinlite/nano/shapes.py); houses, trees and boats are looked for along

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from ..models.registry import find_bundled
 from ..scenes import BACKGROUNDS, COLOURS, GROUNDS, LAND_THINGS, RELATIONS, SEA_THINGS, SHAPES, SUNS, WHEN
-from .stages import DRAWS
 from .synonyms import OPENINGS, SYNONYMS
 
+DRAWS = "circles, squares, triangles, stars, hearts, diamonds, houses, trees and boats"
 THINGS = (*SHAPES, *LAND_THINGS, *SEA_THINGS)
 PLURALS = tuple(f"{shape}s" for shape in SHAPES)
 MOST_THINGS = 3  # of a row

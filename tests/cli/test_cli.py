@@ -383,7 +383,7 @@ def test_help_is_quick_and_complete(capsys):
     assert run() == 0 and run("--help") == 0
     alone, asked = re.findall("usage:.*?(?=usage:|$)", capsys.readouterr().out, re.DOTALL)
     assert alone.strip() == asked.strip() and all(
-        name in alone for name in ("generate", "models", "download", "quantize", "train", "info")
+        name in alone for name in ("generate", "models", "download", "quantize", "train-lora", "info")
     )
     assert run("generate", "--help") == 0
     options = ["model", "size", "steps", "guidance", "negative", "seed", "quantize", "image", "like", "output"]
@@ -489,18 +489,6 @@ def test_a_picture_remembers_the_quantisation(here, capsys):
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
     assert run("generate", "--like", "a.png", "--model", "nano-base", "--steps", 2, "-o", "c.png") == 0
     assert "quantize" not in picture_info("c.png")
-
-
-def test_train_gets_its_arguments(monkeypatch, capsys):
-    got = []
-    monkeypatch.setattr("kleinlite.nano.recipe.train", lambda *arguments: got.append(arguments))
-    assert run("train", "runs") == 0 and got.pop() == (Path("runs"), None, None)
-    argv = ["runs", "--stage", "autoencoder", "--steps", "3"]
-    assert run("train", *argv) == 0 and got.pop() == (Path("runs"), "autoencoder", 3)
-    assert capsys.readouterr() == ("", "")
-    for mistake in ([], ["runs", "--steps", "x"], ["runs", "--stage", "painting"]):
-        assert run("train", *mistake) == 2
-        assert capsys.readouterr().err.count("\n") == 1
 
 
 # ---------------------------------------------------------------- the program as a whole

@@ -9,11 +9,12 @@ from golden_tools import GOLDENS
 from kleinlite import Klein
 from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.models.lora_files import bundled_adapters, open_adapter
+from kleinlite.nano.crosses import cross, cross_accuracy, draw_cross, is_cross, outline_accuracy, outlined
 from kleinlite.nano.evaluate import TEST, draw_all, examine, held_out_captions, held_out_edits
-from kleinlite.nano.loras import ADAPTERS, cross, cross_accuracy, draw_cross, is_cross, outline_accuracy, outlined
 from kleinlite.pipeline import to_pixels
 from kleinlite.sampling import noise
 from kleinlite.scenes import Scene, Thing, draw
+from recipe.kv_edits import FILE
 
 CASES = {  # of make_nano_lora_golden.py
     "cross": ("a green cross on a yellow background", {"cross": 1.0}),
@@ -61,10 +62,10 @@ def test_nano_draws_outlines_with_it_and_not_without():
 
 
 def test_they_are_what_they_say():
-    assert set(bundled_adapters()) == {*ADAPTERS, "kv-edits", "one-look"}
+    assert set(bundled_adapters()) == {"cross", "outlined", "one-look"}
     for name, path in bundled_adapters().items():
         adapter = open_adapter(name)
-        taught = name in ADAPTERS  # with pictures; the others learned from nano itself
+        taught = name in ("cross", "outlined")  # with pictures; the others learned from nano itself
         assert path.stat().st_size < (200_000 if taught else 2_000_000) and adapter.kind == "LoRA"
         assert adapter.trained_on == ("nano-base" if taught else "nano")
 
@@ -82,7 +83,7 @@ def test_one_look_is_enough_with_its_adapter():
 def test_edits_with_a_cache_come_nearer_to_the_plain_ones():
     klein = Klein.from_pretrained("nano")
     cached = [Klein(LoadedModel(replace(klein.parts.checkpoint, info=replace(klein.info, kv=True)))) for _ in range(2)]
-    cached[1].loras.add("kv-edits")
+    cached[1].loras.add(FILE)
     edits = [edit for edit in held_out_edits(8) if len(edit[0]) == 1]
     apart = [0.0, 0.0]
     for (before, *_), text, _ in edits:

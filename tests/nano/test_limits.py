@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from kleinlite.nano.limits import NOT_BEHIND, THING_WORDS, THINGS, WORDS, describe_limits, split_words
-from kleinlite.nano.stages import DRAWS
+from kleinlite.nano.limits import DRAWS, NOT_BEHIND, THING_WORDS, THINGS, WORDS, describe_limits, split_words
 from kleinlite.nano.synonyms import no_op_instruction, reword
 from kleinlite.scenes import captions, sample, sample_edit, sample_one, sample_row
 

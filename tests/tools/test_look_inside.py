@@ -18,7 +18,8 @@ from kleinlite.position_ids import apply_rope, image_ids, rope_table, text_ids
 from kleinlite.sampling import empirical_mu, euler, noise, schedule
 from kleinlite.text_encoder import TEMPLATE, tokenize
 from kleinlite.transformer import roped_attention
-from tools import attention_score, live
+from recipe import attention_score
+from tools import live
 
 PROMPT, OTHER = "a red circle above a blue square", "a blue circle above a blue square"
 VIEWS = [

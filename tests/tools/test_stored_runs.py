@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tools.stored_runs import repeat
+from kleinlite.book.stored_runs import repeat
 
 
 def test_all_are_run_and_stored_when_asked(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 from trainings import QUICK
 
-from kleinlite.nano.loras import cross
+from kleinlite.nano.crosses import cross
 from kleinlite.pipeline import Klein
 from kleinlite.trainer import lora as trainer_module
 from kleinlite.trainer.folder import read_folder

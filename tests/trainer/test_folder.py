@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from kleinlite.nano.loras import cross
+from kleinlite.nano.crosses import cross
 from kleinlite.trainer.folder import read_folder
 
 

@@ -10,7 +10,7 @@ import pytest
 from kleinlite.cli import main
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.lora_files import describe_adapter, open_adapter
-from kleinlite.nano.loras import cross
+from kleinlite.nano.crosses import cross
 from kleinlite.pipeline import Klein
 from kleinlite.trainer.folder import read_folder
 from kleinlite.trainer.lora import LoraTrainer

@@ -1,6 +1,6 @@
 """Small transformers that differ in one thing, trained alike on nano's own latents, for chapters 3, 5 and 9.
 
-    OPENBLAS_NUM_THREADS=1 python -m tools.ablations notebooks/trials.json
+    OPENBLAS_NUM_THREADS=1 python -m recipe.ablations notebooks/trials.json
 
 Each net is trained several times: with other first weights, and other batches of the same scenes. The loss is then
 taken on scenes whose content no training has seen. Runs of one number see the same batches and the same noise in every
@@ -32,11 +32,11 @@ from kleinlite.autoencoder import unpatchify
 from kleinlite.cpu import setup
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.nano.data import encode_scenes
-from kleinlite.nano.recipe import HELD_OUT, LAST
 from kleinlite.scenes import Scene, captions, sample, scene_held_out
 from kleinlite.text_encoder import tokenize
 from kleinlite.training import encode_batch, flow_loss, flow_optimizer, initialize, training_step
 from kleinlite.transformer import Transformer, TransformerConfig
+from recipe.training import HELD_OUT, LAST
 
 SIZE, GRID, CHANNELS = 48, (6, 6), 32  # pixels; latents before they are patchified
 D_TAP = 96  # channels of one tap of nano's text encoder
@@ -170,7 +170,7 @@ def run_trials(
     for seed, name in progress([(seed, name) for seed in range(seeds) for name in nets]):
         found[name]["runs"].append(train(nets[name], seen, kept, seed))
     return {
-        "made by": "python -m tools.ablations",
+        "made by": "python -m recipe.ablations",
         "versions": {"python": platform.python_version(), "mlx": version("mlx"), "kleinlite": version("kleinlite")},
         "machine": f"{platform.system()} {platform.machine()}, {mx.default_device()}",
         "scenes": scenes, "unseen": unseen, "batch": BATCH,

@@ -5,8 +5,8 @@ import random
 import mlx.core as mx
 from small_nano import small_world  # noqa: F401, a fixture
 
-from kleinlite.nano.curriculum import EDIT_GUIDANCE, GUIDANCE, SEGMENTS, TURNS, make_lessons
 from kleinlite.scenes import edit_held_out, held_out, instruction, scene_held_out
+from recipe.curriculum import EDIT_GUIDANCE, GUIDANCE, SEGMENTS, TURNS, make_lessons
 
 
 def test_nothing_held_out_is_in_the_lessons():

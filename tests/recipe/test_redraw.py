@@ -10,9 +10,7 @@ from PIL import Image, ImageDraw
 
 from kleinlite.distillation import redraw_loss
 from kleinlite.errors import UserError
-from kleinlite.nano import redraw
 from kleinlite.nano.evaluate import requested
-from kleinlite.nano.recipe import stay_loss
 from kleinlite.pipeline import Klein
 from kleinlite.scenes import (
     SHAPES,
@@ -27,6 +25,8 @@ from kleinlite.scenes import (
     shape_spots,
 )
 from kleinlite.training import encode_batch
+from recipe import redraw
+from recipe.training import stay_loss
 
 STAR = Scene((Thing("star", "blue", "left"),), background="yellow", jitter=3)
 PAIR = Scene((Thing("circle", "red", "top"), Thing("square", "blue", "bottom")), background="white", jitter=1)

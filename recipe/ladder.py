@@ -1,7 +1,7 @@
 """The ladder of chapters 0 to 5: their small kleins trained with three seeds, and a picture of each.
 
-    python -m tools.ladder          all rows, three seeds: about half an hour of two cores
-    python -m tools.ladder 02 03    these chapters only; the other rows stay as they are
+    python -m recipe.ladder          all rows, three seeds: about half an hour of two cores
+    python -m recipe.ladder 02 03    these chapters only; the other rows stay as they are
 
 Each chapter's cells marked `#| ladder` (and those that are promoted) are run as they stand, so that the table of
 chapter 6 measures what the chapters show. Writes notebooks/ladder.json, notebooks/images/ladder-*.png, a row each, and

@@ -7,13 +7,14 @@ import pytest
 from mlx.utils import tree_flatten
 
 from kleinlite import Klein
-from kleinlite.nano import sister
+from kleinlite.book.z_nano import CONFIG, load_z_nano
 from kleinlite.nano.evaluate import examine, held_out_captions
-from kleinlite.nano.sister import CONFIG, FILE, FIRST, GRID, STEPS, levels_on_path, load_z_nano, make_velocity
 from kleinlite.pipeline import to_images, velocity_field
 from kleinlite.sampling import euler, noise, schedule
 from kleinlite.scenes import scene_held_out
 from kleinlite.z_image import encode_caption, static_schedule, z_image_velocity_field
+from recipe import z_nano as sister
+from recipe.z_nano import FILE, FIRST, GRID, STEPS, levels_on_path, make_velocity
 
 N = GRID[0] * GRID[1]
 
@@ -92,7 +93,7 @@ def test_six_bits_are_near_enough(tmp_path):
 
 def test_the_bundled_one_draws(klein):
     assert FILE.stat().st_size < 6e6
-    net = load_z_nano()
+    net = load_z_nano(FILE)
     cases = held_out_captions(12)
     random.Random(0).shuffle(cases)
     texts = [features(klein, caption) for _, caption in cases]

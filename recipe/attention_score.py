@@ -6,7 +6,7 @@ drawing: the patches that change when the thing is left out. The score is the AU
 larger number than a patch beside it (0.5 is chance, 1 is perfect), mean of the forty things. A map that finds whatever
 is drawn finds the thing, too; so the word of the *other* thing is scored against the same mask.
 
-    python -m tools.attention_score    measures anew (a minute) and stores what the page Look inside shows
+    python -m recipe.attention_score    measures anew (a minute) and stores what the page Look inside shows
 """
 
 import json
@@ -116,7 +116,7 @@ def measure() -> dict[str, list[list[float]]]:
 def main() -> None:
     found = measure()
     STORED.write_text(
-        "// How true the maps of a caption's words are, measured by `python -m tools.attention_score`: AUC by block\n"
+        "// How true the maps of a caption's words are, measured by `python -m recipe.attention_score`: AUC by block\n"
         "// and noise level, of the thing's own word and of the other thing's.\n"
         f"export const LEVELS = {json.dumps(LEVELS)};\n"
         f"export const AUC = {json.dumps(found)};\n",

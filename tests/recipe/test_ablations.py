@@ -7,8 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from tools import ablations as trials
-from tools.ablations import NETS, Net, held_out_loss, run_trials
+from recipe import ablations as trials
+from recipe.ablations import NETS, Net, held_out_loss, run_trials
 
 STORED = json.loads((Path(__file__).parents[2] / "notebooks" / "trials.json").read_text(encoding="utf-8"))
 

@@ -1,8 +1,8 @@
 """nano in one look: the adapter "one-look", for chapter 12; and one for two looks, which does not come with nano.
 
-    python -m tools.one_look                            train it, about forty minutes of one core, and write it
-    python -m tools.one_look --two FILE                 train the one for two looks, and write it to FILE
-    python -m tools.one_look --judge [--two FILE]       count right pictures with and without, on the test set
+    python -m recipe.one_look                            train it, about forty minutes of one core, and write it
+    python -m recipe.one_look --two FILE                 train the one for two looks, and write it to FILE
+    python -m recipe.one_look --judge [--two FILE]       count right pictures with and without, on the test set
 
 A LoRA of nano learns to land in one look, or in two, where nano's own four steps lead. Regression, and nothing else: no
 discriminator, no data but captions that may be trained on. A step's lesson depends on its number alone.
@@ -19,21 +19,21 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from tqdm.auto import tqdm
 
-from kleinlite import Klein
+from kleinlite import Klein, nano
 from kleinlite.distillation import own_path
 from kleinlite.lora import attach, freeze_except, new_deltas
 from kleinlite.measuring import paired_difference, share_error, sign_test
 from kleinlite.models.lora_files import write_adapter
 from kleinlite.nano.evaluate import TEST, draw_all, examine, held_out_captions
-from kleinlite.nano.loras import FOLDER
-from kleinlite.nano.sister import levels_on_path
 from kleinlite.position_ids import Rope, image_ids, text_ids
 from kleinlite.sampling import schedule
 from kleinlite.scenes import captions, held_out, sample, sample_one, scene_held_out
 from kleinlite.training import Batch, learning_rate
 from kleinlite.transformer import Transformer
+from recipe.z_nano import levels_on_path
 
 NAME = "one-look"
+FILE = Path(nano.__file__).parent / "weights" / "loras" / f"{NAME}.safetensors"
 RANK = 32
 STEPS = 1200
 BATCH = 16
@@ -128,7 +128,7 @@ def main() -> None:
     elif options.two:
         train(2, options.two)
     else:
-        train(1, FOLDER / f"{NAME}.safetensors")
+        train(1, FILE)
 
 
 if __name__ == "__main__":

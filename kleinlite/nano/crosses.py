@@ -1,17 +1,12 @@
 """What two of nano's adapters have learned from: a shape that it has never seen, and a style.
 
-Chapter 14 learns the cross in front of the reader; `python -m kleinlite.nano.loras` trains and writes both.
+Chapter 14 learns the cross in front of the reader; `python -m recipe.adapters` trains and writes both.
 """
 
-import argparse
 import functools
 import itertools
 import random
-import shutil
-import tempfile
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -32,9 +27,6 @@ from ..scenes import (
     sample,
     with_article,
 )
-from ..trainer.folder import Example
-from ..trainer.lora import LoraTrainer
-from ..trainer.settings import Settings
 from .evaluate import to_array
 
 SIZE = 96
@@ -163,33 +155,3 @@ def outline_accuracy(klein: Klein, count: int = 24, **how: Any) -> float:
         drawings |= {f"{each}, outlined": to_array(outline(scene)) for each, scene in scenes.items()}
         right += closest(picture, drawings) == f"{kind}, outlined"
     return right / count
-
-
-ADAPTERS: dict[str, Callable[[int], tuple[Image.Image, str]]] = {"cross": cross, "outlined": outlined}
-
-FOLDER = Path(__file__).parent / "weights" / "loras"
-COMMON = Settings(rank=3, batch=8, accumulate=1, every=300)
-PICTURES = {"cross": 33, "outlined": 97}  # one is held out
-SETTINGS = {
-    "cross": replace(COMMON, steps=1200, rate=3e-3, shift=6.0, held_out=1 / PICTURES["cross"]),
-    "outlined": replace(COMMON, steps=900, rate=2e-3, shift=3.0, held_out=1 / PICTURES["outlined"]),
-}
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Train the adapters that come with nano.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{' or '.join(SETTINGS)} (default: all)")
-    chosen = parser.parse_args(argv).names or list(SETTINGS)
-    FOLDER.mkdir(exist_ok=True)
-    for name in chosen:
-        examples = [Example(f"{seed:02}", *ADAPTERS[name](seed)) for seed in range(PICTURES[name])]
-        with tempfile.TemporaryDirectory() as folder:
-            made = LoraTrainer(
-                Klein.from_pretrained("nano-base"), examples, Path(folder) / name, SETTINGS[name]
-            ).train()
-            shutil.copyfile(made, FOLDER / f"{name}.safetensors")
-        print(f"{name}.safetensors: {(FOLDER / f'{name}.safetensors').stat().st_size:,} bytes")
-
-
-if __name__ == "__main__":
-    main()

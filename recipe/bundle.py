@@ -1,6 +1,6 @@
 """nano's last stage again, from the bundled weights, and all that follows from new ones. `make nano` runs every step.
 
-    python -m tools.nano RUNS              all steps that RUNS has not done yet, in this order:
+    python -m recipe.bundle RUNS              all steps that RUNS has not done yet, in this order:
         redraw      the recipe's stage, beginning with the bundled nano as what distillation left
         measure     roundness of the old and of the new one, on the development set
         install     the new transformer into kleinlite/nano/weights
@@ -8,7 +8,7 @@
         pictures    README's gallery, the run that the site shows before anything is loaded
         accuracy    notebooks/accuracy.json
         notebooks   all of them, from top to bottom
-    python -m tools.nano RUNS redraw …     these steps only, even if they are done
+    python -m recipe.bundle RUNS redraw …     these steps only, even if they are done
 
 What compares with diffusers needs it installed: `python tests/goldens/make_nano_golden.py` and
 `make_nano_lora_golden.py` are for the end. Numbers in prose are for whoever reads the pages again.
@@ -27,11 +27,11 @@ from tokenizers import Tokenizer
 from kleinlite.autoencoder import Autoencoder
 from kleinlite.cpu import setup
 from kleinlite.models.export import save_transformer
-from kleinlite.nano.recipe import Recipe, RecipeConfig
 from kleinlite.pipeline import Klein
 from kleinlite.text_encoder import TextEncoder
 from kleinlite.trainer.run import load_average, lock_folder
 from kleinlite.transformer import Transformer
+from recipe.training import Recipe, RecipeConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / "kleinlite" / "nano" / "weights"
@@ -75,7 +75,7 @@ def redraw(folder: Path) -> None:
 
 
 def measure(folder: Path) -> None:
-    run("tools.roundness", "nano", folder / "nano")
+    run("recipe.roundness", "nano", folder / "nano")
 
 
 def install(folder: Path) -> None:
@@ -88,13 +88,13 @@ def adapters(folder: Path) -> None:
 
 
 def pictures(folder: Path) -> None:
-    run("tools.evaluate", "--gallery", "notebooks/images/nano.jpg")
-    run("tools.evaluate", "--count", "48", "--grid", "notebooks/images/nano-48.jpg")
+    run("recipe.evaluate", "--gallery", "notebooks/images/nano.jpg")
+    run("recipe.evaluate", "--count", "48", "--grid", "notebooks/images/nano-48.jpg")
     run("tools.live")
 
 
 def accuracy(folder: Path) -> None:
-    run("tools.evaluate", "--sweep", "notebooks/accuracy.json")
+    run("recipe.evaluate", "--sweep", "notebooks/accuracy.json")
 
 
 def notebooks(folder: Path) -> None:

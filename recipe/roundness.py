@@ -1,8 +1,8 @@
 """How round, how well drawn and how varied are shapes? By the second judge, whom no training has asked.
 
-    python -m tools.roundness                     nano and the drawn scenes, as they are and through its autoencoder,
+    python -m recipe.roundness                     nano and the drawn scenes, as they are and through its autoencoder,
                                                   on the development set
-    python -m tools.roundness FOLDER --test       another model, on the test set: other seeds and other captions
+    python -m recipe.roundness FOLDER --test       another model, on the test set: other seeds and other captions
 
 *dents*: the outline of a red circle against its radius, large ones alone and small ones above a square, 48 pictures
 each. *spread*: how far middles and radii of those circles lie apart, in pixels, to the right, down and in radius; for

@@ -29,12 +29,14 @@ import numpy as np
 from PIL import Image
 from tokenizers import Tokenizer
 
-from ..autoencoder import Autoencoder
-from ..distillation import STUDENT_STEPS, own_path
-from ..errors import UserError
-from ..pipeline import to_images
-from ..sampling import schedule
-from ..scenes import (
+from kleinlite.autoencoder import Autoencoder
+from kleinlite.distillation import STUDENT_STEPS, own_path
+from kleinlite.errors import UserError
+from kleinlite.nano.evaluate import detected, place_of, requested
+from kleinlite.nano.shapes import UNCLEAR, background_of, cut_out, overlaps, pixels
+from kleinlite.pipeline import to_images
+from kleinlite.sampling import schedule
+from kleinlite.scenes import (
     BACKGROUNDS,
     Scene,
     Spot,
@@ -46,12 +48,11 @@ from ..scenes import (
     sample_one,
     shape_corners,
 )
-from ..text_encoder import TextEncoder, tokenize
-from ..training import encode_batch
-from ..transformer import Transformer
+from kleinlite.text_encoder import TextEncoder, tokenize
+from kleinlite.training import encode_batch
+from kleinlite.transformer import Transformer
+
 from .curriculum import allowed_scenes
-from .evaluate import detected, place_of, requested
-from .shapes import UNCLEAR, background_of, cut_out, overlaps, pixels
 
 FIRST = 50_000_000  # scenes from this seed on, in the first round
 APART = 10_000_000  # seeds between the first scenes of two rounds

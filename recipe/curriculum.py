@@ -12,7 +12,8 @@ from itertools import count, islice
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from ..scenes import (
+from kleinlite.nano.synonyms import no_op_instruction, reword
+from kleinlite.scenes import (
     Scene,
     captions,
     edit_held_out,
@@ -25,8 +26,7 @@ from ..scenes import (
     sample_row,
     scene_held_out,
 )
-from ..text_encoder import TEMPLATE, tokenize
-from .synonyms import no_op_instruction, reword
+from kleinlite.text_encoder import TEMPLATE, tokenize
 
 TURNS = (
     "pictures", "add_edits", "edit_pairs", "edits", "pictures", "no_op_edits", "pictures", "edits", "pictures",

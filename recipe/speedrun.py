@@ -1,8 +1,9 @@
-"""From nothing to a judged score in so many minutes: `kleinlite speedrun --minutes 30`. RECORDS.md has the rules.
+"""From nothing to a judged score in so many minutes: `python -m recipe speedrun --minutes 30`.
 
-Given are nano's autoencoder, its tokenizer and its text encoder, all frozen; the transformer begins with random weights
-and learns from scenes drawn from seeds. The clock decides when the learning rate falls and when the run ends, so that
-a slow machine makes fewer steps and not a longer run. Stop it at any time: the same command goes on where it was.
+RECORDS.md has the rules. Given are nano's autoencoder, its tokenizer and its text encoder, all frozen; the transformer
+begins with random weights and learns from scenes drawn from seeds. The clock decides when the learning rate falls and
+when the run ends, so that a slow machine makes fewer steps and not a longer run. Stop it at any time: the same command
+goes on where it was.
 """
 
 import json
@@ -24,17 +25,18 @@ from mlx.utils import tree_flatten
 from PIL import Image, ImageDraw
 from tqdm.auto import tqdm
 
-from ..errors import UserError
-from ..files import write_json
-from ..models.export import save_transformer
-from ..pipeline import Klein
-from ..trainer.run import Run, catch_interrupts, load_average, lock_folder, read_arrays, write_arrays
-from ..training import encode_batch, flow_loss, initialize
-from ..transformer import Transformer, TransformerConfig
+from kleinlite.errors import UserError
+from kleinlite.files import write_json
+from kleinlite.models.export import save_transformer
+from kleinlite.nano.data import encode_scenes
+from kleinlite.nano.evaluate import SIZE, contact_sheet, draw_all, examine, held_out_captions
+from kleinlite.pipeline import Klein
+from kleinlite.trainer.run import Run, catch_interrupts, load_average, lock_folder, read_arrays, write_arrays
+from kleinlite.training import encode_batch, flow_loss, initialize
+from kleinlite.transformer import Transformer, TransformerConfig
+
 from .curriculum import Curriculum, make_lessons
-from .data import encode_scenes
-from .evaluate import SIZE, contact_sheet, draw_all, examine, held_out_captions
-from .recipe import GRID, LAST, SAMPLES
+from .training import GRID, LAST, SAMPLES
 
 GIVEN = ("vae", "text_encoder", "tokenizer", "scheduler")  # parts of nano that nobody has to train
 JUDGED_FROM = 40_000_000  # held-out scenes of these seeds are judged: others than nano's own tables use

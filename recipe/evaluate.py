@@ -1,13 +1,13 @@
 """How much of what was asked is in the picture? The judge's command line.
 
-python -m tools.evaluate --model nano --count 300 --grid grid.png
-python -m tools.evaluate --shapes                               one shape per picture, by its outline
-python -m tools.evaluate --reworded                               the captions in other words
-python -m tools.evaluate --edits --grid edits.png                 edits of held-out scenes
-python -m tools.evaluate --no-op                                  edits of what is not there
-python -m tools.evaluate --test                                   scenes that chose nothing; also with --edits, …
-python -m tools.evaluate --sweep notebooks/accuracy.json          accuracy against steps and guidance
-python -m tools.evaluate --gallery notebooks/images/nano.jpg      the picture at the top of the README
+python -m recipe.evaluate --model nano --count 300 --grid grid.png
+python -m recipe.evaluate --shapes                               one shape per picture, by its outline
+python -m recipe.evaluate --reworded                               the captions in other words
+python -m recipe.evaluate --edits --grid edits.png                 edits of held-out scenes
+python -m recipe.evaluate --no-op                                  edits of what is not there
+python -m recipe.evaluate --test                                   scenes that chose nothing; also with --edits, …
+python -m recipe.evaluate --sweep notebooks/accuracy.json          accuracy against steps and guidance
+python -m recipe.evaluate --gallery notebooks/images/nano.jpg      the picture at the top of the README
 """
 
 import argparse

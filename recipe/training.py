@@ -1,10 +1,10 @@
 """The recipe of klein-nano, from drawn scenes to a model's folder. Stop it at any time: it goes on where it was.
 
-    kleinlite train RUNS                       all stages, into the folder RUNS
-    kleinlite train RUNS --stage distill       one stage, with --steps N for another length
+    python -m recipe train RUNS                       all stages, into the folder RUNS
+    python -m recipe train RUNS --stage distill       one stage, with --steps N for another length
 
 The weights that come with this package were made by earlier editions of this recipe; their card says how.
-Several processes share the work under MLX's launcher (`mlx.launch -n 2 -- python -m kleinlite.nano.recipe RUNS`) or
+Several processes share the work under MLX's launcher (`mlx.launch -n 2 -- python -m recipe train RUNS`) or
 without it: each with MLX_RANK, its number, and MLX_HOSTFILE, a file with the list
 `[["127.0.0.1:5000"], ["127.0.0.1:5001"]]`.
 Each step then sees as many times the pictures. The first process keeps the folder; RUNS/log says how it goes.
@@ -23,17 +23,28 @@ import mlx.optimizers as optim
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from ..autoencoder import Autoencoder, AutoencoderConfig
-from ..distillation import STUDENT_STEPS, distill_loss, redraw_loss
-from ..errors import Parser, UserError, run_command
-from ..files import replace_file
-from ..inference.machines import own_temporary_folder
-from ..models.checkpoint import load_tokenizer
-from ..models.export import save_encoders, save_transformer
-from ..pipeline import Klein
-from ..sampling import noised, schedule
-from ..text_encoder import TextEncoder, TextEncoderConfig, tokenize
-from ..trainer.run import (
+from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
+from kleinlite.distillation import STUDENT_STEPS, distill_loss, redraw_loss
+from kleinlite.errors import UserError
+from kleinlite.files import replace_file
+from kleinlite.inference.machines import own_temporary_folder
+from kleinlite.models.checkpoint import load_tokenizer
+from kleinlite.models.export import save_encoders, save_transformer
+from kleinlite.nano.data import (
+    autoencoder_batch,
+    draw_scenes,
+    encode_scenes,
+    held_out_scenes,
+    measure_latents,
+    psnr,
+    text_batch,
+    train_tokenizer,
+)
+from kleinlite.nano.evaluate import contact_sheet
+from kleinlite.pipeline import Klein
+from kleinlite.sampling import noised, schedule
+from kleinlite.text_encoder import TextEncoder, TextEncoderConfig, tokenize
+from kleinlite.trainer.run import (
     MISSING,
     Run,
     broadcast_from_rank_zero,
@@ -45,7 +56,7 @@ from ..trainer.run import (
     train_with_progress,
     write_arrays,
 )
-from ..training import (
+from kleinlite.training import (
     Batch,
     autoencoder_loss,
     encode_batch,
@@ -57,22 +68,13 @@ from ..training import (
     text_encoder_loss,
     velocity_loss,
 )
-from ..transformer import Transformer, TransformerConfig
-from .curriculum import GUIDANCE, Curriculum, make_lessons
-from .data import (
-    autoencoder_batch,
-    draw_scenes,
-    encode_scenes,
-    held_out_scenes,
-    measure_latents,
-    psnr,
-    text_batch,
-    train_tokenizer,
-)
-from .evaluate import contact_sheet
-from .redraw import APART, FIRST, WIDER, Redrawn, draw_again
-from .stages import ABOUT, STAGES, STEPS, add_arguments
+from kleinlite.transformer import Transformer, TransformerConfig
 
+from .curriculum import GUIDANCE, Curriculum, make_lessons
+from .redraw import APART, FIRST, WIDER, Redrawn, draw_again
+
+STEPS = {"autoencoder": 21_000, "text_encoder": 1500, "transformer": 40_000, "distill": 9400, "redraw": 600}
+STAGES = (*STEPS, "export")
 GRID = (6, 6)
 HELD_OUT = 10_000_000  # scenes from this seed on measure the autoencoder and the text encoder while they learn
 SCENES = 16_000  # of `sample`, that the bundled weights' training drew from
@@ -392,9 +394,6 @@ def lesson_times(key: mx.array, b: int, edits: bool) -> mx.array:
     return mx.where(which < 0.4, 0.62 + 0.16 * u, mx.where(which < 0.75, high, 0.72 * u))
 
 
-# ---------------------------------------------------------------- the command
-
-
 def train(folder: Path, stage: str | None = None, steps: int | None = None, cfg: RecipeConfig | None = None) -> None:
     """Train the whole recipe or one stage of it, into a folder.
 
@@ -419,15 +418,3 @@ def train(folder: Path, stage: str | None = None, steps: int | None = None, cfg:
             raise
     if is_rank_zero():
         print(f"done: {folder / 'nano' if 'export' in stages else folder}")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`python -m kleinlite.nano.recipe`, for `mlx.launch`; returns the exit status."""
-    parser = Parser(prog="python -m kleinlite.nano.recipe", description=ABOUT, allow_abbrev=False)
-    add_arguments(parser)
-    options = parser.parse_args(argv)
-    return run_command(train, options.folder, options.stage, options.steps)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

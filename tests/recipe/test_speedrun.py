@@ -7,12 +7,12 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from kleinlite import cli
 from kleinlite.errors import UserError
-from kleinlite.nano import speedrun as module
-from kleinlite.nano.speedrun import SpeedrunConfig, rate_at, speedrun
 from kleinlite.pipeline import Klein
 from kleinlite.transformer import TransformerConfig
+from recipe import speedrun as module
+from recipe.__main__ import main
+from recipe.speedrun import SpeedrunConfig, rate_at, speedrun
 
 SMALL = SpeedrunConfig(
     TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=288), scenes=64, batch=4, steps=1, captions=10, guidance=1.0
@@ -80,7 +80,7 @@ def test_stopped_and_resumed_it_is_the_same(tmp_path):
 
 @pytest.mark.parametrize("minutes", ["0", "-3", "nan", "inf", "2000"])
 def test_bad_minutes_get_a_sentence(tmp_path, capsys, minutes):
-    assert cli.main(["speedrun", str(tmp_path / "run"), f"--minutes={minutes}"]) == 2
+    assert main(["speedrun", str(tmp_path / "run"), f"--minutes={minutes}"]) == 2
     error = capsys.readouterr().err
     assert "--minutes is a number from 1 to 1440" in error and error.count("\n") == 1
     assert not (tmp_path / "run").exists()

@@ -1,6 +1,6 @@
 """nano for the key/value cache: the adapter "kv-edits", for chapter 10.
 
-    python -m tools.kv_edits              train it, about ten minutes of one core, and write it
+    python -m recipe.kv_edits              train it, about ten minutes of one core, and write it
 
 A LoRA of nano learns to edit in the pattern of the 9b-kv models, where references attend to themselves alone. The plain
 nano teaches: the lessons are what it sees and answers in its four steps of edits that may be trained on. The gradient
@@ -9,6 +9,7 @@ runs through the steps and through the cache, so that looking up and being looke
 
 import itertools
 import random
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,17 +20,17 @@ from kleinlite import Klein
 from kleinlite.kv_cache import cached_attention, extract_kv
 from kleinlite.lora import attach, freeze_except, new_deltas
 from kleinlite.models.lora_files import write_adapter
-from kleinlite.nano.curriculum import edit_allowed
 from kleinlite.nano.data import draw_scenes
-from kleinlite.nano.loras import FOLDER
 from kleinlite.pipeline import velocity_field
 from kleinlite.position_ids import Rope, image_ids, reference_ids, text_ids
 from kleinlite.sampling import euler, schedule
 from kleinlite.scenes import sample_edit
 from kleinlite.training import learning_rate
 from kleinlite.transformer import Transformer
+from recipe.curriculum import edit_allowed
 
 NAME = "kv-edits"
+FILE = Path(__file__).parents[1] / "notebooks" / "weights" / f"{NAME}.safetensors"
 RANK = 16
 STEPS = 400
 BATCH = 12
@@ -83,7 +84,7 @@ def main() -> None:
         optimizer.update(net, gradients)
         mx.eval(net.trainable_parameters(), optimizer.state)
         bar.set_postfix(loss=f"{loss.item():.4f}")
-    write_adapter(FOLDER / f"{NAME}.safetensors", deltas, trained={"model": "nano", "steps": STEPS, "rank": RANK})
+    write_adapter(FILE, deltas, trained={"model": "nano", "steps": STEPS, "rank": RANK})
 
 
 if __name__ == "__main__":

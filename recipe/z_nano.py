@@ -1,6 +1,6 @@
 """z-nano: a small Z-Image that draws, for chapter 15. klein-nano shows it where its eight steps shall lead.
 
-    python -m kleinlite.nano.sister RUNS
+    python -m recipe.z_nano RUNS
 
 klein-nano draws captions of its curriculum, and its way from noise to picture is kept: five latents, joined by
 straight lines. z-nano learns to go the same way by the eight levels of its own schedule. So it sees no drawing, only
@@ -23,16 +23,15 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from ..distillation import STUDENT_STEPS, own_path
-from ..errors import run_command
-from ..models.export import quantize_weights
-from ..models.formats import assemble, load_weights
-from ..pipeline import Klein
-from ..position_ids import rope_table
-from ..quantization import QuantizedMatrix, QuantSpec
-from ..sampling import schedule
-from ..text_encoder import PAD, TextEncoder, tokenize
-from ..trainer.run import (
+from kleinlite.book.z_nano import CONFIG, SPEC, turned
+from kleinlite.distillation import STUDENT_STEPS, own_path
+from kleinlite.errors import run_command
+from kleinlite.models.export import quantize_weights
+from kleinlite.pipeline import Klein
+from kleinlite.position_ids import rope_table
+from kleinlite.sampling import schedule
+from kleinlite.text_encoder import PAD, TextEncoder, tokenize
+from kleinlite.trainer.run import (
     RANK_OFFSET,
     Run,
     copy_from_rank_zero,
@@ -44,14 +43,13 @@ from ..trainer.run import (
     train_with_progress,
     write_arrays,
 )
-from ..training import encode_batch, flow_optimizer, initialize
-from ..transformer import sequential
-from ..z_image import PLAIN_TEMPLATE, ZImageConfig, ZImageTransformer, caption_ids, static_schedule
+from kleinlite.training import encode_batch, flow_optimizer, initialize
+from kleinlite.transformer import sequential
+from kleinlite.z_image import PLAIN_TEMPLATE, ZImageTransformer, caption_ids, static_schedule
+
 from .curriculum import Curriculum, make_lessons
 
-CONFIG = ZImageConfig(layers=4, refiners=1, heads=4, axes=(16, 24, 24), d_latent=128, d_text=96)
-FILE = Path(__file__).with_suffix(".safetensors")
-SPEC = QuantSpec("affine", 6, 64)  # of the matrices in FILE
+FILE = Path(__file__).parents[1] / "notebooks" / "weights" / "z-nano.safetensors"
 GRID = (6, 6)
 TOKENS = 32  # of a caption, pads included
 STEPS = 8
@@ -180,15 +178,10 @@ def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None
                 file.write(f"{run.step}: {text}\n")
             return text
 
-        run = Run(folder / "z-nano.safetensors", new_network(), flow_optimizer(steps), decay=0.998)
+        run = Run(folder / "run.safetensors", new_network(), flow_optimizer(steps), decay=0.998)
         train_with_progress(run, steps, loss, batches, report)
         if is_rank_zero():
             write_bundle(folder / FILE.name, load_average(run.path, ZImageTransformer(CONFIG)))
-
-
-def turned(name: str, w: mx.array) -> mx.array:
-    """Rows of `w2` have 682 numbers, which are no whole groups of 64; its columns have."""
-    return w.T if name.endswith("w2.weight") else w
 
 
 def write_bundle(path: Path, net: ZImageTransformer) -> None:
@@ -197,18 +190,8 @@ def write_bundle(path: Path, net: ZImageTransformer) -> None:
     write_arrays(path, quantize_weights(dict(weights), SPEC))
 
 
-def load_z_nano(path: Path = FILE) -> ZImageTransformer:
-    """The bundled z-nano, in float32. Raises UserError."""
-    net = ZImageTransformer(CONFIG)
-    weights: dict[str, mx.array | QuantizedMatrix] = {}
-    for name, w in assemble(read_arrays(path)[0], mlx=SPEC).items():
-        weights[name] = turned(name, w.decode() if isinstance(w, QuantizedMatrix) else w)
-    load_weights(net, weights, mx.float32)
-    return net
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kleinlite.nano.sister", description=__doc__.partition(chr(10))[0])
+    parser = argparse.ArgumentParser(prog="python -m recipe.z_nano", description=__doc__.partition(chr(10))[0])
     parser.add_argument("folder", type=Path, metavar="RUNS", help="where the run is kept")
     return run_command(train, parser.parse_args(argv).folder)
 

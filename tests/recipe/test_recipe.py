@@ -6,11 +6,11 @@ import sys
 import pytest
 from small_nano import SMALL
 
-from kleinlite import cli
-from kleinlite.nano import recipe, redraw
 from kleinlite.pipeline import Klein
 from kleinlite.scenes import shape_spots
 from kleinlite.trainer.run import lock_folder
+from recipe import redraw, training
+from recipe.__main__ import main
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_mistakes_are_told_in_a_sentence(tmp_path, capsys, command, sentence):
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "autoencoder.safetensors").write_bytes(b"\0" * 5)
     try:
-        status = cli.main(["train", *(word.format(tmp_path) for word in command)])
+        status = main(["train", *(word.format(tmp_path) for word in command)])
     except SystemExit as stop:
         status = stop.code
     error = capsys.readouterr().err
@@ -40,19 +40,10 @@ def test_mistakes_are_told_in_a_sentence(tmp_path, capsys, command, sentence):
 
 def test_two_trainings_do_not_share_a_folder(tmp_path, capsys):
     with lock_folder(tmp_path):
-        code = f"import sys; from kleinlite.nano import recipe; sys.exit(recipe.main([{str(tmp_path)!r}]))"
-        end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        command = [sys.executable, "-m", "recipe", "train", str(tmp_path)]
+        end = subprocess.run(command, capture_output=True, text=True)
     assert end.returncode == 2 and end.stderr.startswith("kleinlite: Another training is at work in")
     assert end.stderr.count("\n") == 1 and not end.stdout
-
-
-def test_the_recipe_needs_no_command_line():
-    """`mlx.launch -m kleinlite.nano.recipe` starts it as a program of its own."""
-    command = [sys.executable, "-m", "kleinlite.nano.recipe", "runs", "--stage", "painting"]
-    end = subprocess.run(command, capture_output=True, text=True)
-    assert end.returncode == 2 and "invalid choice: 'painting'" in end.stderr and end.stderr.count("\n") == 1
-    code = "import sys, kleinlite.nano.recipe; print('kleinlite.cli' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def kind_ruler(monkeypatch):
 @pytest.mark.usefixtures("kind_ruler")
 def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, capsys):
     folder = tmp_path / "runs"
-    recipe.train(folder, cfg=SMALL)
+    training.train(folder, cfg=SMALL)
     assert f"done: {folder / 'nano'}" in capsys.readouterr().out
     for model, distilled in (("nano", True), ("nano/base", False)):
         klein = Klein.from_pretrained(folder / model)
@@ -77,5 +68,5 @@ def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, caps
         "redraw-1 2", "redraw-2 2", "redraw 2",
     ]  # fmt: skip
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}
-    recipe.train(folder, cfg=SMALL)
+    training.train(folder, cfg=SMALL)
     assert before == {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}, "nothing is trained twice"
