@@ -84,13 +84,13 @@ def install(folder: Path) -> None:
 
 def adapters(folder: Path) -> None:
     for name in ("kv_edits", "one_look"):
-        run(f"tools.{name}")
+        run(f"recipe.{name}")
 
 
 def pictures(folder: Path) -> None:
     run("recipe.evaluate", "--gallery", "notebooks/images/nano.jpg")
     run("recipe.evaluate", "--count", "48", "--grid", "notebooks/images/nano-48.jpg")
-    run("tools.live")
+    subprocess.run([sys.executable, ROOT / "site" / "live.py"], cwd=ROOT, check=True)
 
 
 def accuracy(folder: Path) -> None:

@@ -38,7 +38,7 @@ def notebook_cells(kind: str) -> Iterator[Text]:
 
 
 def docstrings() -> Iterator[Text]:
-    for folder in ("kleinlite", "recipe", "tools", "benchmarks"):
+    for folder in ("kleinlite", "recipe", "site", "tools", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (said := ast.get_docstring(node)):

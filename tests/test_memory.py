@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import machines
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
@@ -22,7 +23,6 @@ from kleinlite.models.families import network_of
 from kleinlite.pipeline import Klein
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer
-from tools import machines
 
 
 def test_parameters_are_those_of_the_released_models():
@@ -122,7 +122,7 @@ PAGE = (Path(__file__).parent.parent / "notebooks" / "machines.md").read_text("u
 
 def test_the_page_says_what_the_plan_says():
     missing = [line for line in (*machines.table(), *machines.seconds_table()) if line not in PAGE]
-    assert not missing, "python -m tools.machines writes the page's table again"
+    assert not missing, "python site/machines.py writes the page's table again"
 
 
 def test_weights_on_the_page_are_counted_right():

@@ -1,6 +1,6 @@
 """What the bundled models draw, and what of a request they never learned: unknown words, other sizes, crowds.
 
-The page Draw says the same: `tools/live.py` hands these words to its script.
+The page Draw says the same: `site/live.py` hands these words to its script.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ import json
 import struct
 from pathlib import Path
 
+import live
 import numpy as np
-
-from tools import live
 
 
 def unpack_shard(content: bytes) -> bytes:

@@ -529,7 +529,7 @@ function fill() {
 if (location.hash.includes("=")) fill();
 show_stored();
 
-/** Before anything is loaded: the run of the first example, drawn when the site was made (`python -m tools.live`). */
+/** Before anything is loaded: the run of the first example, drawn when the site was made (`python site/live.py`). */
 function show_stored() {
   const pictures = [1, 2, 3, 4].map((step) =>
     make("img", { src: `images/draw-${step}.png`, width: SIZE, height: SIZE, alt: `Expected after step ${step}` }),

@@ -1,7 +1,7 @@
 """Still pictures of the tour on the page *Look inside*, for print, for phones and where no script runs.
 
     make book
-    python -m tools.tour        takes the tour on the built site and stores what every stop shows
+    python site/tour.py        takes the tour on the built site and stores what every stop shows
 
 Run it again when the page or the weights have changed. It drives the Chromium of this system; CHROMIUM names another.
 """

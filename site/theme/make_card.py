@@ -1,7 +1,7 @@
 """Writes the pictures that stand for the book elsewhere: notebooks/images/card.png, which others show beside a link to
-it, drawn by klein-nano; and theme/favicon.png, for browsers that do not take favicon.svg.
+it, drawn by klein-nano; and site/theme/favicon.png, for browsers that do not take favicon.svg.
 
-    python theme/make_card.py
+    python site/theme/make_card.py
 """
 
 from pathlib import Path
@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 from kleinlite import Klein
 from kleinlite.nano.evaluate import SHOWCASE
 
-ROOT = Path(__file__).resolve().parent.parent
-CARD, FAVICON = ROOT / "notebooks" / "images" / "card.png", ROOT / "theme" / "favicon.png"
+ROOT = Path(__file__).resolve().parents[2]
+CARD, FAVICON = ROOT / "notebooks" / "images" / "card.png", ROOT / "site" / "theme" / "favicon.png"
 SIZE, TILE, GAP = (1200, 630), 192, 13
 PAPER, INK, RED, BLUE = "#fffefb", "#1d1f24", "#d8342c", "#2458a6"
 CHOSEN = (0, 7, 9, 6, 8, 10, 3, 11, 1)  # of the showcase: nine, so that landscapes and shapes take turns

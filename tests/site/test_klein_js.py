@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest.mock import patch
 
+import live
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -28,7 +29,6 @@ from kleinlite.position_ids import apply_rope, image_ids
 from kleinlite.sampling import noise, schedule
 from kleinlite.text_encoder import TEMPLATE, TextEncoder, TextEncoderConfig, attention_mask
 from kleinlite.transformer import Transformer, TransformerConfig, modulate
-from tools import live
 from tools.chromium import serving
 
 OPEN = """async ([scripts, model, script, kernel]) => {

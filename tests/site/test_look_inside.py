@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import live
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -19,7 +20,6 @@ from kleinlite.sampling import empirical_mu, euler, noise, schedule
 from kleinlite.text_encoder import TEMPLATE, tokenize
 from kleinlite.transformer import roped_attention
 from recipe import attention_score
-from tools import live
 
 PROMPT, OTHER = "a red circle above a blue square", "a blue circle above a blue square"
 VIEWS = [

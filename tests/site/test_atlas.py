@@ -6,10 +6,9 @@ import json
 import re
 from pathlib import Path
 
+import atlas
 import pytest
 from PIL import Image
-
-from tools import atlas
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 STORED = {path.name: json.loads(path.read_text("utf-8")) for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))}

@@ -4,7 +4,7 @@ Both are copied beside the chapters when the site is built, each to a folder nam
 keeps an old script never meets new weights. Matrices travel as 8-bit numbers with a scale per row: half the bytes, and
 pictures that no eye can tell from the others (a test measures them).
 
-    python -m tools.live    draws the run that the page Draw shows before a visitor has loaded anything, and fits the
+    python site/live.py    draws the run that the page Draw shows before a visitor has loaded anything, and fits the
                             matrix of its fast preview
 """
 
@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from atlas import read_mistakes
 
 from kleinlite.nano import limits
-from tools.atlas import read_mistakes
 
 SCRIPTS = Path(__file__).parent / "javascript"
 NANO = Path(__file__).parents[1] / "kleinlite" / "nano" / "weights"

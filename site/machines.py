@@ -1,6 +1,6 @@
 """The tables of the page "Which machine runs what", from the plan and the operations of each model.
 
-python -m tools.machines     write them into notebooks/machines.md
+python site/machines.py     write them into notebooks/machines.md
 """
 
 from pathlib import Path

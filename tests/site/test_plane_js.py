@@ -3,6 +3,7 @@
 import re
 from ast import literal_eval
 
+import live
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 from test_draw_page import LONG
 
-from tools import live
 from tools.chromium import serving
 
 SIZES = (3, 96, 96, 2)

@@ -8,9 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+import build as site
 import pytest
-
-from tools import site
 
 ROOT = Path(__file__).resolve().parents[2]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="

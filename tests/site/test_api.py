@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import api
 import griffe
 import mlx.core as mx
 import pytest
-
-from tools import api
 
 LINES = griffe.LinesCollection()
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,8 +24,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from tools import api, atlas, live
-from tools.mathml import FORMULA, to_mathml
+import api
+import atlas
+import live
+from mathml import FORMULA, to_mathml
 
 CODE = re.compile(
     r"^[ \t>]*(?P<fence>```+|~~~+).*?^[ \t>]*(?P=fence)[`~]*[ \t]*$"
