@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from waiting import HANGS_MS
 
 from tools.chromium import executable
 
@@ -54,8 +55,9 @@ def chromium() -> Iterator[Browser]:
     """The browser; one for all tests of a file."""
     if reason := reason_to_skip():
         pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=HANGS_MS)
     with sync_playwright() as playwright:
         # a container's root may not make a sandbox, and its /dev/shm is small
         args = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
@@ -74,6 +76,7 @@ def open_page(chromium: Browser) -> Iterator[Callable[..., tuple[Page, Log]]]:
                 viewport={"width": width, "height": 900}, is_mobile=width < 600,
                 color_scheme="dark" if dark else "light",
             )).new_page()  # fmt: skip
+            page.set_default_timeout(HANGS_MS)
             log = watch(page)
             page.goto(url)
             return page, log

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
+from waiting import HANGS
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.nano.data import encode_scenes, train_tokenizer
@@ -43,9 +44,6 @@ SMALL = RecipeConfig(
 )  # fmt: skip
 
 
-SECONDS = 300  # for all processes of a ring; the slowest test needs ten on two quiet cores
-
-
 def launch(folder, *command, processes=2):
     """The command in so many processes of this machine that share MLX's ring, as `mlx.launch` would start them."""
     if not mx.distributed.is_available("ring"):
@@ -63,7 +61,7 @@ def launch(folder, *command, processes=2):
         for rank in range(processes)
     ]  # fmt: skip
     try:
-        errors = [process.communicate(timeout=SECONDS)[1] for process in started]
+        errors = [process.communicate(timeout=HANGS)[1] for process in started]
     except subprocess.TimeoutExpired:  # one that lost its neighbor waits for ever
         for process in started:
             process.kill()

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from waiting import HANGS
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 CHUNK = 1000  # bytes that come and go together; 10 MB in the wild
@@ -170,7 +171,7 @@ class Answer(BaseHTTPRequestHandler):
         if hang is not None:
             self.wfile.flush()
             self.server.hanging.set()
-            self.server.release.wait(60)
+            self.server.release.wait(HANGS)
 
     def refuse(self, status: int, code: str, message: str):
         self.extra = {"X-Error-Code": code, "X-Error-Message": message} if code else {}

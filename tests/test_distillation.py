@@ -81,6 +81,7 @@ def test_a_step_begins_at_its_noise_level(world, step):
     assert asked == [True]
 
 
+@pytest.mark.slow
 def test_a_compiled_loss_has_a_graph_for_each_step():
     """`segment` is a plain number: `mx.compile` must not mistake one step for another."""
     constant = Net(lambda img, txt, t: mx.full(img.shape, t))

@@ -561,6 +561,7 @@ def test_guidance():
         klein()("x", guidance=2.0)
 
 
+@pytest.mark.slow
 def test_the_step_can_be_compiled():
     """As on a GPU: times are arrays, and one graph serves all steps."""
     txt, x = encode("a star"), mx.random.normal((1, 24, 128), key=mx.random.key(0))

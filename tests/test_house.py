@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from waiting import HANGS
 
 from kleinlite import Klein
 from kleinlite.sampling import euler
@@ -48,12 +49,15 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fresh start for each module is a fork")
 def test_each_module_imports_alone():
     """No circle that only another order of imports hides."""
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES if path.name != "__main__.py"]
     names = [name.removesuffix(".__init__") for name in names]
-    done = subprocess.run([sys.executable, "-c", ALONE, *names], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *names], capture_output=True, text=True, cwd=ROOT, timeout=HANGS
+    )
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
 
 
@@ -68,7 +72,7 @@ import kleinlite, kleinlite.pipeline, kleinlite.scenes
 maps = open("/proc/self/maps").read() if os.path.exists("/proc/self/maps") else ""
 print(dict(os.environ) == before, mx.random.normal((2,)).tolist() == first, "scipy_openblas" in maps)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=HANGS)
     assert done.stdout.split() == ["True", "True", "False"], done.stderr
 
 
@@ -106,6 +110,7 @@ def test_no_chapter_knows_the_machine():
         assert "Promoted from notebooks/" not in text or "from .cpu" not in text, path.name
 
 
+@pytest.mark.slow
 def test_the_field_may_be_one_graph(monkeypatch):
     """On a GPU the field is compiled: the same picture, and one trace for all steps. Tried here on the CPU."""
     klein = Klein.from_pretrained()

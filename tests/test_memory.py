@@ -11,6 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 from stand_in_hub import TINY
 from test_names import TEXT_ENCODERS, TRANSFORMERS
+from waiting import HANGS
 
 from benchmarks import picture
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
@@ -159,7 +160,7 @@ print(machine_memory()[0], pages_in_use()[{column}])
 def test_limits_of_a_shell_leave_what_is_not_in_use(kind, column):
     """`ulimit -v` and `ulimit -d`: beyond them MLX ends the process."""
     code = LIMITED.format(kind=kind, column=column)
-    end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
     memory, used = map(int, end.stdout.split())
     assert 0 < used < 8 * 10**9, end.stderr
     assert memory == pytest.approx((8 * 10**9 - used - memory_check.WORK_SPACE) / 1.3, rel=0.01)
@@ -186,7 +187,7 @@ print(plan, took, plan * (1 + BESIDE_ARRAYS) + WORK_SPACE)
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="the sums were fitted on a CPU")
 def test_a_process_takes_no_more_than_a_limit_leaves_for_it():
     """What a limit must leave for a plan is what the whole process takes, libraries and all."""
-    end = subprocess.run([sys.executable, "-c", MEASURED, "512"], capture_output=True, text=True, timeout=120)
+    end = subprocess.run([sys.executable, "-c", MEASURED, "512"], capture_output=True, text=True, timeout=HANGS)
     plan, took, allowed = map(float, end.stdout.split())
     assert plan < took < allowed < 3 * took, end.stderr
 

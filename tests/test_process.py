@@ -5,11 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from PIL import Image
 from stand_in_hub import TINY
+from tiers import slow
+from waiting import HANGS, wait_until
 
 from kleinlite.models.lora_files import open_adapter
 
@@ -25,7 +26,7 @@ def here(tmp_path, monkeypatch):
 
 
 def shell(command: str) -> subprocess.CompletedProcess:
-    return subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=120)
+    return subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=HANGS)
 
 
 @pytest.mark.parametrize("error", ["2>&-", "2>/dev/full", "2>&- <&-", "2>/dev/full --watch w.png"])
@@ -52,7 +53,7 @@ def test_a_full_output_is_a_sentence(here):
     assert (here / "x.png").exists()
 
 
-@pytest.mark.parametrize("error", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("error", ["2>&-", *slow("2>/dev/full")])
 def test_notes_that_nobody_can_read_cost_no_training(error, here):
     if "full" in error and not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
@@ -88,7 +89,7 @@ sys.exit(__main__.main())
 )
 def test_ctrl_c_while_modules_are_read(module, here):
     command = [sys.executable, "-c", PRESS, module, "generate", "a red circle", "--model", str(TINY), "-o", "x.png"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert (done.returncode, done.stderr, done.stdout) == (130, "kleinlite: stopped.\n", "")
     assert os.listdir(here) == []
 
@@ -96,11 +97,9 @@ def test_ctrl_c_while_modules_are_read(module, here):
 def test_ctrl_c_while_it_draws(here):
     command = [sys.executable, "-m", "kleinlite", "generate", "a red circle", "--steps", "900", "--watch", "w.png"]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not (here / "w.png").exists():
-        assert program.poll() is None
-        time.sleep(0.01)
+    wait_until((here / "w.png").exists, "the first preview")
     program.send_signal(signal.SIGINT)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=HANGS)
     assert (program.returncode, out) == (130, "") and re.fullmatch("(nano .*\n)?kleinlite: stopped.\n", err)
     assert os.listdir(here) == ["w.png"]
 
@@ -108,5 +107,5 @@ def test_ctrl_c_while_it_draws(here):
 def test_help_loads_no_mlx():
     code = "import sys\nfrom kleinlite.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += "print('loaded:', [m for m in ('mlx', 'numpy', 'PIL', 'filelock', 'tqdm') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
     assert done.stdout.endswith("loaded: []\n")

@@ -1,5 +1,6 @@
 """The two programs on the page about serving, as they stand there: two replicas, a full queue, one replica killed."""
 
+import functools
 import io
 import json
 import re
@@ -7,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +16,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from PIL import Image
+from waiting import HANGS, wait_until
 
 from kleinlite.pipeline import Klein
 
@@ -35,21 +36,17 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def wait_for(port: int, process: subprocess.Popen) -> None:
-    """Until somebody listens there; at most two minutes."""
-    for _ in range(1200):
-        assert process.poll() is None
-        with socket.socket() as caller:
-            if caller.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError("nobody listens")
+def listens(port: int, process: subprocess.Popen) -> bool:
+    """Whether somebody listens there; an error if the program has ended."""
+    assert process.poll() is None
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
 
 
 def ask(port: int, seed: int, prompt: str = "a red star") -> tuple[int, bytes]:
     wish = json.dumps({"prompt": prompt, "seed": seed}).encode()
     try:
-        with urlopen(Request(f"http://127.0.0.1:{port}", wish), timeout=300) as reply:
+        with urlopen(Request(f"http://127.0.0.1:{port}", wish), timeout=HANGS) as reply:
             return reply.status, reply.read()
     except HTTPError as refusal:
         return refusal.code, refusal.read()
@@ -72,7 +69,7 @@ def servers(tmp_path):
             processes.append(subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
             stack.callback(processes[-1].kill)
         for port, process in zip(ports, processes):
-            wait_for(port, process)
+            wait_until(functools.partial(listens, port, process), "a server starts")
         yield ports[0], processes[1:]
 
 
@@ -86,10 +83,8 @@ def test_no_wish_is_lost(servers):
         replica.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor(20) as users:
         answers = [users.submit(ask, port, seed) for seed in range(20)]
-        for _ in range(2400):
-            time.sleep(0.05)
-            if sum(answer.done() for answer in answers) >= 15:  # two in hand and three in the queue, no more
-                break
+        refused = 15  # two are in hand and three in the queue, no more
+        wait_until(lambda: sum(answer.done() for answer in answers) >= refused, "the queue is full")
         first.kill()
         second.send_signal(signal.SIGCONT)
         replies = [answer.result() for answer in answers]

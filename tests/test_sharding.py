@@ -142,6 +142,7 @@ for make in (flux2, flux3, z_image, qwen3):
 ALL = ("float32", "bfloat16", "fp8", "4 bits", "8 bits", "mxfp4", "mxfp8", "nvfp4", "LoRA", "LoHa", "LoRA on 8 bits")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes, packings", [(2, ALL), (3, ("float32", "8 bits", "nvfp4", "LoRA"))])
 def test_together_as_alone(tmp_path, processes, packings):
     (tmp_path / "program.py").write_text(PROGRAM)

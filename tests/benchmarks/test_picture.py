@@ -72,6 +72,7 @@ def test_the_ledger(model, capsys, more):
     assert len(numbers) == 5 * 4 + 1
 
 
+@pytest.mark.slow
 def test_the_whole_bench(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(RELEASED_CONFIGS, "4b", (SMALL, SMALL_TEXT, AutoencoderConfig.tiny()))
     picture.main(["--full", "--keep", str(tmp_path / "kept"), "--size", "32", "--steps", "1"])

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from browser import reason_to_skip, watch
 from PIL import Image
+from waiting import HANGS_MS, stop, wait_until
 
 if reason_to_skip():
     pytest.skip(reason_to_skip(), allow_module_level=True)
@@ -92,24 +93,27 @@ def lab(tmp_path_factory, folder):
         environment = os.environ | {name: str(home / place) for name, place in own.items()}
         server = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
         try:
-            for _ in range(240):
-                try:
-                    urllib.request.urlopen(f"{address}/api/status", timeout=5).close()
-                    break
-                except (urllib.error.URLError, ConnectionError, TimeoutError):
-                    assert server.poll() is None, log.read_text("utf-8")
-                    time.sleep(0.5)
+            wait_until(lambda: answers(server, address, log), "JupyterLab starts")
             yield address
         finally:
-            server.terminate()  # and its kernels with it
-            server.wait(30)
+            stop(server)  # and its kernels with it
+
+
+def answers(server: subprocess.Popen, address: str, log: Path) -> bool:
+    """Whether the server is up; an error if it has ended."""
+    assert server.poll() is None, log.read_text("utf-8")
+    try:
+        urllib.request.urlopen(f"{address}/api/status").close()
+    except (urllib.error.URLError, ConnectionError):
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")
 def page(lab, chromium):
     """The chapter with its playground in sight, the first cell that anybody runs."""
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(HANGS_MS)
     page.log = watch(page)
     page.goto(f"{lab}/lab/tree/{CHAPTER}?reset")
     page.wait_for_function("window.jupyterapp && document.querySelector('.jp-Notebook .jp-CodeCell')")
@@ -121,10 +125,11 @@ def page(lab, chromium):
     page.close()
 
 
+@pytest.mark.slow
 def test_reading_leaves_the_file_as_it_was(lab, chromium, folder):
     """Opened, and saved as Lab does by itself: not a byte has changed, so `git pull` has nothing to refuse."""
     page = chromium.new_page()
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(HANGS_MS)
     page.goto(f"{lab}/lab/tree/{READ_ONLY}?reset")
     page.wait_for_function("window.jupyterapp && document.querySelector('.jp-Notebook .jp-CodeCell')")
     page.evaluate(READY)
@@ -137,7 +142,7 @@ def test_reading_leaves_the_file_as_it_was(lab, chromium, folder):
 
 def says(page: Page, words: str) -> str:
     """Wait for these words in the line above the picture."""
-    expect(page.locator(SAYS)).to_contain_text(words, timeout=180_000)
+    expect(page.locator(SAYS)).to_contain_text(words, timeout=HANGS_MS)
     return page.locator(SAYS).inner_text()
 
 
@@ -179,6 +184,7 @@ def test_type_a_prompt_and_draw(page):
     assert page.evaluate(PIXELS) == before
 
 
+@pytest.mark.slow
 def test_enter_draws_and_a_wrong_size_is_answered(page):
     width = field(page, "width")
     fill(page, width, "100")
@@ -191,20 +197,22 @@ def test_enter_draws_and_a_wrong_size_is_answered(page):
     says(page, "a yellow star on a green background · seed 7")
 
 
+@pytest.mark.slow
 def test_a_picture_dropped_beside_the_button_is_a_reference(page, tmp_path):
     file = tmp_path / "sunset.png"
     Image.linear_gradient("L").resize((112, 80)).convert("RGB").save(file)
     page.locator(".kleinlite-drop").drop({"files": file})
     width = page.locator(field(page, "width"))
-    expect(width).to_have_value("112", timeout=60_000)
+    expect(width).to_have_value("112", timeout=HANGS_MS)
     click(page, DRAW)
-    expect(page.locator(".kleinlite-code")).to_contain_text("sunset.png", timeout=60_000)
-    expect(page.locator(".kleinlite-gallery img")).to_have_count(4, timeout=120_000)
+    expect(page.locator(".kleinlite-code")).to_contain_text("sunset.png", timeout=HANGS_MS)
+    expect(page.locator(".kleinlite-gallery img")).to_have_count(4, timeout=HANGS_MS)
     assert page.evaluate(PIXELS)[:2] == [112, 80]
     click(page, "button[title='no reference']")
-    expect(width).to_have_value("96", timeout=60_000)
+    expect(width).to_have_value("96", timeout=HANGS_MS)
 
 
+@pytest.mark.slow
 def test_stop_ends_a_long_run(page):
     fill(page, field(page, "steps"), "1000")
     click(page, DRAW)
@@ -224,6 +232,7 @@ def test_stop_ends_a_long_run(page):
     expect(page.locator(".kleinlite-code")).to_contain_text("islice(klein.stream(")
 
 
+@pytest.mark.slow
 def test_the_still_is_hidden_while_the_panel_lives_and_shown_the_next_day(page):
     """Saved and opened again without a kernel, where Lab cannot show the controls."""
     still = page.locator(".jp-Notebook .jp-OutputArea-child:has(img)").filter(has_not=page.locator(".kleinlite"))
@@ -238,6 +247,7 @@ def test_the_still_is_hidden_while_the_panel_lives_and_shown_the_next_day(page):
     page.screenshot(path=os.environ.get("KLEINLITE_SCREENSHOT", os.devnull), type="png")
 
 
+@pytest.mark.slow
 def test_nothing_leaves_this_machine(page, lab):
     elsewhere = {url for url in page.log.requests if urlsplit(url).netloc not in ("", urlsplit(lab).netloc)}
     assert elsewhere == set()

@@ -8,6 +8,7 @@ from itertools import pairwise
 import mlx.core as mx
 import pytest
 from PIL import Image
+from waiting import HANGS
 
 from kleinlite import transformer
 from kleinlite.book import widgets
@@ -32,7 +33,7 @@ def play(klein):
     panel = widgets.playground(klein)
     yield panel
     panel.stop_requested.set()
-    assert panel.idle.wait(60)
+    assert panel.idle.wait(HANGS)
 
 
 def fill(panel, **values) -> None:
@@ -43,7 +44,7 @@ def fill(panel, **values) -> None:
 def draw(panel, **values) -> None:
     fill(panel, **values)
     panel.parts.draw.click()
-    assert panel.idle.wait(60)
+    assert panel.idle.wait(HANGS)
 
 
 def upload(panel, *files: tuple[str, bytes]) -> None:
@@ -154,7 +155,7 @@ def test_stop_before_the_first_step(play):
     play.parts.draw.click()
     play.parts.stop.click()
     busy.set()
-    assert play.idle.wait(60)
+    assert play.idle.wait(HANGS)
     assert "stopped before the first step" in play.parts.status.value
     assert play.parts.picture.value == before and len(play.parts.gallery.children) == 1
 
@@ -219,7 +220,7 @@ def test_dice_and_enter(play):
     play.parts.dice.click()
     assert play.parts.seed.value != 7
     play.parts.prompt._handle_custom_msg({"event": "submit"}, [])  # what the browser sends for Enter
-    assert play.idle.wait(60)
+    assert play.idle.wait(HANGS)
     assert f"seed={play.parts.seed.value}" in play.parts.code.value
 
 
@@ -328,7 +329,7 @@ def test_a_notebook_without_a_browser_shows_the_still_picture():
 
     code = "from kleinlite.book import widgets\n\nwidgets.playground()"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=HANGS, kernel_name="python3").execute()
     still, live = notebook.cells[0].outputs
     film = Image.open(io.BytesIO(base64.b64decode(still["data"]["image/jpeg"])))
     assert WIDGET in live["data"] and WIDGET not in still["data"]

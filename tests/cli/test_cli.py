@@ -15,6 +15,8 @@ from command import PROMPT, run, save_tiny
 from mlx.utils import tree_flatten
 from PIL import Image, PngImagePlugin
 from stand_in_hub import TINY, Repository
+from tiers import slow
+from waiting import HANGS
 
 from kleinlite import __version__, picture_info, pipeline, save_picture
 from kleinlite.cli import parse_size
@@ -32,7 +34,7 @@ def in_a_process(code: str, *argv, **environment) -> subprocess.CompletedProcess
         capture_output=True,
         text=True,
         env=os.environ | {"KLEINLITE_CPU": "off"} | environment,  # where it is slow, it would say so on stderr
-        timeout=120,
+        timeout=HANGS,
     )
 
 
@@ -136,7 +138,7 @@ def test_programs_that_draw_at_once_take_names_of_their_own(tiny, here):
     sizes = ("16x16", "32x16", "16x32", "32x32")
     command = [sys.executable, "-c", code, "generate", PROMPT, "--model", str(tiny), "--seed", "1", "--size"]
     running = [subprocess.Popen([*command, size], stdout=subprocess.PIPE, text=True) for size in sizes]
-    said = [program.communicate(timeout=120)[0] for program in running]
+    said = [program.communicate(timeout=HANGS)[0] for program in running]
     names = {line.partition(":")[0]: size for line, size in zip(said, sizes)}
     assert sorted(names) == sorted(os.listdir(here)) and len(names) == 4
     assert {name: "{}x{}".format(*Image.open(name).size) for name in names} == names
@@ -468,7 +470,7 @@ def test_models_sees_a_download(hub, capsys):
 
 
 @pytest.mark.skipif(not NANO.exists(), reason="kleinlite/nano holds no whole model: 11_training makes one")
-@pytest.mark.parametrize("options, name", [(["--bits", "8"], "8 bits"), (["--mode", "mxfp4"], "mxfp4")])
+@pytest.mark.parametrize("options, name", [(["--bits", "8"], "8 bits"), *slow((["--mode", "mxfp4"], "mxfp4"))])
 def test_quantize_writes_a_model(options, name, here, capsys):
     assert run("quantize", "nano", "small", *options) == 0
     assert re.fullmatch(rf"small: nano in {name}, \d+\.\d MB\n", capsys.readouterr().out)

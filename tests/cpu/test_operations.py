@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 from agreement import agree, close, linux, normal
 from peak_memory import peak_memory
+from tiers import slow
 
 from kleinlite import cpu
 
@@ -31,7 +32,7 @@ def test_exp_at_the_ends():
     assert mx.grad(lambda x: cpu.exp(x).sum())(mx.array([-inf, -1000.0, 0])).tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (3, 5, 17), (2, 0)])
+@pytest.mark.parametrize("shape", [(), (3, 5, 17), (2, 0)])
 def test_values_one_by_one(shape):
     x = 4 * normal(*shape)
     if x.size == 0:
@@ -98,7 +99,7 @@ def masks(b: int, nh: int, s: int) -> dict[str, mx.array | None]:
 
 @pytest.mark.parametrize("nkv", [6, 2, 1])
 @pytest.mark.parametrize("mask", masks(1, 1, 5))
-@pytest.mark.parametrize("rows", [11, 4, 1])  # queries at a time
+@pytest.mark.parametrize("rows", [4, *slow(11, 1)])  # queries at a time
 def test_attention(mask, nkv, rows, monkeypatch):
     b, nh, s, hd = 2, 6, 11, 8
     monkeypatch.setattr(cpu.operations, "SCORES", rows * 4 * b * nh * s)

@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from PIL import Image
 from small_nano import launch
 from stand_in_hub import TINY
+from waiting import HANGS
 
 from kleinlite.inference.memory_check import plan_model
 from kleinlite.models.checkpoint import open_checkpoint
@@ -111,6 +112,7 @@ except MemoryError as refusal:
 """
 
 
+@pytest.mark.slow
 def test_two_draw_what_one_draws(tmp_path):
     first, second = run(tmp_path, TOGETHER, PIPELINES)
     print(json.dumps(first, indent=1))
@@ -289,5 +291,5 @@ def test_the_documented_command_starts(tmp_path, wishes):
         "-o",
         str(tmp_path / "pictures"),
     ]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=300)
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=HANGS)
     assert len(pixels(tmp_path / "pictures")) == 5

@@ -115,7 +115,7 @@ ARGUMENTS = {
 }
 
 
-@settings(max_examples=400, deadline=1000, derandomize=True)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(
     st.fixed_dictionaries({"prompt": st.text() | st.lists(st.text(), max_size=3) | anything}, optional=ARGUMENTS),
     st.sampled_from([DISTILLED, BASE]),

@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from stand_in_hub import TINY
+from waiting import HANGS
 
 from kleinlite import Klein
 
@@ -38,7 +39,7 @@ def test_the_callers_random_numbers_are_their_own():
 def test_a_stream_that_was_left_open_ends_with_the_process():
     """Its end comes after MLX's: what it computed there ended the process with a fault."""
     code = START + "stream = klein.stream('a red circle', seed=1, **wish)\nnext(stream).preview()\n"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANGS)
 
 
 # Each tells which pictures it made, by seed.
@@ -130,7 +131,7 @@ assert len(told) == 4 and "shorten" in told[0]
 
 def run(code: str, **environment) -> subprocess.CompletedProcess:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"} | environment
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -203,5 +204,5 @@ if __name__ == "__main__":
         print(pool.map(work, [1, 2]))
 """)
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    end = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environment)
+    end = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=HANGS, env=environment)
     assert (end.returncode, end.stdout.strip()) == (0, "[(32, 32), (32, 32)]"), end.stderr

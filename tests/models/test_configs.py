@@ -77,6 +77,7 @@ Z_IMAGE = TINY.parent / "z_image"
 Z_IMAGE_WORDS = {name: json.loads((Z_IMAGE / file).read_text()) for name, file in CONFIGS.items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, **QUICK)
 @given(damage=st.sampled_from(list(CONFIGS)).flatmap(lambda name: one_place(name, Z_IMAGE_WORDS)))
 def test_the_whole_way_for_z_image(tmp_path, damage):

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 from stand_in_hub import CHUNK, DECOYS, TINY, Repository, large, released
+from waiting import HANGS, wait_until
 
 from kleinlite.models.download import Repository as Needed, download_model, fetch_model, fetch_parts, find_cached
 from kleinlite.models.registry import MODELS, SMALL_DECODER, SMALL_DECODER_REPO
@@ -213,12 +213,10 @@ def test_a_cut_download_keeps_the_whole_files(hub, said):
 def test_a_stopped_program_leaves_nothing_that_looks_whole(hub, how):
     hub.hang[WEIGHTS] = len(FILES[WEIGHTS]) - 1  # one byte short
     program = in_a_process(hub, "4b")
-    assert hub.hanging.wait(60)
-    while not any(blob.stat().st_size > 130_000 for blob in blobs(hub)):
-        time.sleep(0.01)
-    time.sleep(0.5)  # the last ones are still on their way to the disk
+    assert hub.hanging.wait(HANGS)
+    wait_until(lambda: any(blob.stat().st_size > 130_000 for blob in blobs(hub)), "a file arrives")
     program.send_signal(how)
-    assert program.wait(60) != 0
+    assert program.wait(HANGS) != 0
     program.communicate()
     hub.release.set()
     assert find_cached("4b") is None
@@ -328,10 +326,10 @@ def test_the_environment_is_obeyed(hub):
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, ":9 ("),
     ):
         program = in_a_process(hub, "4b", **names)
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=HANGS)
         assert out == "" and words in err.splitlines()[-1] and hub.requests == []
     program = in_a_process(hub, "4b")
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=HANGS)
     assert content(Path(out.strip())) == FILES and err.startswith("4b: licence Apache-2.0"), err
     assert Path(out.strip()).is_relative_to(hub.cache)
 

@@ -14,6 +14,7 @@ import pytest
 from packings import WISH
 from peak_memory import peak_memory
 from stand_in_hub import TINY
+from tiers import slow
 
 from kleinlite import Klein
 from kleinlite.models import export
@@ -23,7 +24,7 @@ from kleinlite.quantization import QUANT_SPECS
 CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what is measured here is the CPU's way")
 
 
-@pytest.mark.parametrize("name", [3, 4, "nvfp4", "mxfp8"])
+@pytest.mark.parametrize("name", [4, *slow(3, "nvfp4", "mxfp8")])
 def test_a_quantized_copy(name, tmp_path, monkeypatch):
     monkeypatch.setattr(export.write_part, "__defaults__", (300_000,))
     export.quantize_model("nano", tmp_path / "q", name, progress=False)
@@ -130,6 +131,7 @@ def quantize_in_a_process(out: Path, last: int) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"KLEINLITE_CPU": "off"})
 
 
+@pytest.mark.slow
 def test_killed_at_any_point(tmp_path):
     """There is no copy, or a whole one; and the next run clears up."""
     touches = int(quantize_in_a_process(tmp_path / "whole", 0).stdout)

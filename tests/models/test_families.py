@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from mlx.utils import tree_flatten
 from stand_in_hub import TINY
+from waiting import HANGS
 
 import kleinlite.models
 from kleinlite.models.configs import check_config, parse_config
@@ -114,5 +115,5 @@ print(klein("a red circle", **one_look).tobytes() == made_up("a red circle", **o
 def test_a_new_family_is_its_chapter_and_a_record(tmp_path):
     """A made-up one: other names in its files, its own schedule; nothing else of the package knows of it."""
     command = [sys.executable, "-c", MADE_UP, str(TINY), str(tmp_path / "made-up")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert done.stdout.split("\n")[:2] == ["MadeUp [1.0, 0.75, 0.5, 0.25] True", "True"], done.stderr

@@ -97,6 +97,7 @@ def write_transformer(path: Path, arrays: dict[str, mx.array]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_transformer_draws_from_a_gguf_file(tmp_path):
     from mlx.utils import tree_flatten
 

@@ -54,6 +54,7 @@ def test_nano_draws_crosses_with_it_and_not_without():
     assert with_it >= 0.6 and cross_accuracy(klein, 8) <= 0.3
 
 
+@pytest.mark.slow
 def test_nano_draws_outlines_with_it_and_not_without():
     klein = Klein.from_pretrained("nano", loras=["outlined"])
     with_it = outline_accuracy(klein, 3)
@@ -80,6 +81,7 @@ def test_one_look_is_enough_with_its_adapter():
     assert right[1] >= 9 and right[1] > right[0] + 2
 
 
+@pytest.mark.slow
 def test_edits_with_a_cache_come_nearer_to_the_plain_ones():
     klein = Klein.from_pretrained("nano")
     cached = [Klein(LoadedModel(replace(klein.parts.checkpoint, info=replace(klein.info, kv=True)))) for _ in range(2)]

@@ -84,6 +84,7 @@ def test_it_draws_what_it_is_told(nano):
     assert min(by_kind[what] for what in ("colour", "place")) > 0.95 and by_kind["kind"] > 0.75, by_kind
 
 
+@pytest.mark.slow
 def test_it_edits(nano):
     """What the instruction names changes, and the rest stays, most of the time; the README has the whole table."""
     made, kept = [], []

@@ -28,6 +28,7 @@ def json_like(net: Net) -> dict:
     return json.loads(json.dumps(asdict(net)))
 
 
+@pytest.mark.slow
 def test_a_few_steps_make_what_is_stored():
     net = Net(heads=1, double_blocks=1, single_blocks=1, out_layers=(2,), steps=10)
     found = json.loads(json.dumps(run_trials({"small": net}, scenes=32, unseen=8, seeds=2)))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import mlx.core as mx
 import pytest
 from small_nano import SMALL
 
@@ -52,7 +53,15 @@ def kind_ruler(monkeypatch):
     monkeypatch.setattr(redraw, "accepted", lambda picture, scene, caption: (scene, shape_spots(scene)))
 
 
-@pytest.mark.usefixtures("kind_ruler")
+@pytest.fixture
+def uncompiled():
+    """Compiling takes longer than all that is trained here."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@pytest.mark.usefixtures("kind_ruler", "uncompiled")
 def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, capsys):
     folder = tmp_path / "runs"
     training.train(folder, cfg=SMALL)

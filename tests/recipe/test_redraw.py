@@ -129,6 +129,7 @@ def test_a_round_is_on_the_students_own_path(own):
     assert segments == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_student_that_stays_as_it_was_loses_nothing(own):
     klein, found = own
     base = Klein.from_pretrained("nano-base").transformer

@@ -58,6 +58,7 @@ def test_a_run_writes_a_whole_report(tmp_path, capsys):
         speedrun(tmp_path, 0.3, SMALL, Clock())
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_it_is_the_same(tmp_path):
     """The clock stands still between two starts, too."""
     whole = tmp_path / "whole"

@@ -34,6 +34,7 @@ def features(klein, prompt):
     return encode_caption(klein.text_encoder, klein.tokenizer, prompt)[..., -CONFIG.d_text :]
 
 
+@pytest.mark.slow
 def test_the_way_is_klein_nanos_own(klein, walks):
     prompt = sister.caption(sister.captions_of_the_curriculum(klein.tokenizer), FIRST + 5)
     field = velocity_field(klein.transformer, klein.encode_prompt(prompt), None, [], GRID)
@@ -66,6 +67,7 @@ def test_a_batch_is_chapter_15s_field(klein):
     assert mx.allclose(batch, right, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_steps_of_training_and_one_more(tmp_path, walks, monkeypatch, capsys):
     monkeypatch.setattr(sister, "keep_walks", lambda *_: walks)
     monkeypatch.setattr(sister, "HELD_OUT", 8)

@@ -123,6 +123,7 @@ def test_docstrings_become_markdown():
 # ---------------------------------------------------------------- parity
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="the page's numbers are those of a CPU")
 def test_parity_page_does_not_promise_too_much():
     """Runs the comparisons again. More than three times the stated difference, or another list of them, fails."""

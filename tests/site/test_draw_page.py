@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from site_model import write_site_model
+from waiting import HANGS_MS
 
 from kleinlite import Klein, cli, picture_info
 from kleinlite.book import mistakes
@@ -25,7 +26,7 @@ def says(text):
 
 
 BIG = "#live-draw .layers > canvas:first-child"
-LONG = 60_000
+LONG = HANGS_MS
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,7 @@ def test_nothing_is_loaded_before_the_first_click_and_then_it_draws(draw, home, 
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_the_model_loads_behind_the_stored_picture(draw):
     """Once somebody touches the form; then the first picture loads nothing more."""
     page, log = draw()
@@ -116,6 +118,7 @@ def test_the_model_loads_behind_the_stored_picture(draw):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_a_second_visit_asks_for_no_weights(draw, chromium):
     page, log = draw("#prompt=a+house&seed=1&size=64x64&steps=1")
     page.click("button.chief")
@@ -145,6 +148,7 @@ def test_an_edit(draw, nano, tmp_path):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_a_suggestion_draws_first_what_it_changes(draw, nano):
     """None of the buttons of a page that was just opened does nothing."""
     page, log = draw("#prompt=a+red+circle+above+a+blue+square&seed=3")
@@ -163,6 +167,7 @@ PAINTED = """e => Array.from(e.getContext('2d').getImageData(0, 0, e.width, e.he
 SHEET = "#live-draw .layers > .sheet"
 
 
+@pytest.mark.slow
 def test_a_mask(draw, nano, tmp_path):
     """Paint over the house with the mouse, say what is to be there: as the package does, and all else to the bit."""
     page, log = draw()
@@ -206,6 +211,7 @@ def test_a_mask(draw, nano, tmp_path):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_a_mask_of_everything_is_answered(draw):
     page, _ = draw("#prompt=a+boat&seed=2&size=64x64&steps=1")
     page.click("button.chief")
@@ -226,6 +232,7 @@ def test_a_mask_of_everything_is_answered(draw):
     page.wait_for_function(f"document.querySelector('{SAYS}').value.includes('nothing would stay')", timeout=LONG)
 
 
+@pytest.mark.slow
 def test_a_mistake_beside_the_right_picture(draw, nano):
     """A toggle draws once more with a wrong line, which is shown; the next picture is right again."""
     page, log = draw()
@@ -247,6 +254,7 @@ def test_a_mistake_beside_the_right_picture(draw, nano):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_a_mistake_travels_in_a_link(draw, nano):
     """It is offered, and drawn once the visitor says so; another picture has none beside it."""
     page, _ = draw()
@@ -269,11 +277,13 @@ def test_a_mistake_travels_in_a_link(draw, nano):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_an_unknown_mistake_of_a_link_is_none(draw):
     page, log = draw("#prompt=a+boat&mistake=%3Cb%3E")
     assert page.get_attribute("details:has(.chapter)", "open") is None and log.errors == []
 
 
+@pytest.mark.slow
 def test_a_link_opens_on_a_stored_run_and_says_so(draw, nano):
     page, log = draw("#prompt=a+yellow+star&seed=5")
     page.wait_for_function(f"document.querySelector('{BIG}').getContext('2d').getImageData(48, 48, 1, 1).data[3]")
@@ -286,6 +296,7 @@ def test_a_link_opens_on_a_stored_run_and_says_so(draw, nano):
     same(nano("a yellow star", seed=5, progress=False), picture(page))
 
 
+@pytest.mark.slow
 def test_the_link_is_copied(draw, home):
     page, log = draw("#prompt=a+boat&seed=2&size=64x64&steps=1")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=home)
@@ -299,6 +310,7 @@ def test_the_link_is_copied(draw, home):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_long_runs_show_rough_pictures_on_the_way(draw):
     """Without WebAssembly decoding is slow: one matrix in its place shows where each step leads."""
     page, log = draw("?wasm=0#prompt=a+red+sun&seed=2&size=64x64&steps=3")
@@ -311,6 +323,7 @@ def test_long_runs_show_rough_pictures_on_the_way(draw):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_guidance(draw, site_model):
     """nano-base comes when it is drawn with, and shows eight of its steps."""
     page, log = draw()
@@ -327,6 +340,7 @@ def test_guidance(draw, site_model):
     same(ours, picture(page))
 
 
+@pytest.mark.slow
 def test_one_step_with_an_adapter(draw, home, site_model, nano, tmp_path):
     """It comes when it is drawn with, beside the model that is there; without it the picture is what it was."""
     page, log = draw()
@@ -369,6 +383,7 @@ def test_one_step_with_an_adapter(draw, home, site_model, nano, tmp_path):
     assert not [url for url in log.requests if "/nano-" in url]
 
 
+@pytest.mark.slow
 def test_an_adapter_that_is_missing_is_told(draw, nano):
     """And without it nano draws as ever."""
     page, _ = draw("#prompt=a+boat&seed=2&lora=one-look&steps=1")
@@ -444,6 +459,7 @@ def test_mistakes_are_answered_and_the_next_click_works(draw, field, value, says
     page.wait_for_function(DRAWN, timeout=LONG)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_missing_is_told(draw):
     page, _ = draw("#steps=1")
     page.context.route("**/transformer/*.safetensors.gz", lambda route: route.fulfill(status=404))
@@ -463,6 +479,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("file", ["**/transformer/*00001*.safetensors.gz", "**/tokenizer.json"])
 def test_a_wrong_answer_is_told_and_not_kept(draw, nano, file, fault):
@@ -484,6 +501,7 @@ def test_a_wrong_answer_is_told_and_not_kept(draw, nano, file, fault):
     same(nano("a boat", seed=2, steps=1, progress=False), picture(page))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["a page of a proxy", "half of it"])
 @pytest.mark.parametrize("file", ["**/fast_preview.bin", "**/gemm.wasm"])
 def test_what_only_makes_it_faster_may_be_damaged(draw, nano, file, fault):
@@ -500,6 +518,7 @@ def test_what_only_makes_it_faster_may_be_damaged(draw, nano, file, fault):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_slow_weights_are_told_and_can_be_stopped(draw):
     """Nothing comes any more: the page says so, Stop gives up, and the next click begins again."""
     page, _ = draw("?patience=0.5#prompt=a+boat&seed=2&size=64x64&steps=1")
@@ -516,6 +535,7 @@ def test_slow_weights_are_told_and_can_be_stopped(draw):
     page.wait_for_function(DRAWN, timeout=LONG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link, answer", [
     ("steps=1000000000", "from 1 to 1000"), ("seed=abc", "whole number from 0 to"),
     ("model=nano-base&steps=1&guidance=1e300", "Guidance is a number"),
@@ -530,6 +550,7 @@ def test_numbers_of_a_link_are_checked(draw, link, answer):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_without_the_compiled_product_plain_javascript_draws(draw, nano):
     page, _ = draw("#prompt=a+boat&seed=2&steps=1&size=64x64")
     page.context.route("**/gemm.wasm", lambda route: route.abort())
@@ -538,6 +559,7 @@ def test_without_the_compiled_product_plain_javascript_draws(draw, nano):
     same(nano("a boat", seed=2, width=64, height=64, steps=1, progress=False), picture(page))
 
 
+@pytest.mark.slow
 def test_without_webassembly_and_without_motion(draw, nano):
     """Slower, says so, and shows the last picture only."""
     page, log = draw("?wasm=0#prompt=a+boat&seed=2&size=64x64&steps=2")
@@ -549,6 +571,7 @@ def test_without_webassembly_and_without_motion(draw, nano):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_less_motion(draw):
     """Who asked for less of it gets the film when it is over."""
     page, _ = draw()
@@ -561,6 +584,7 @@ def test_less_motion(draw):
     assert page.locator(".film li").count() == 4 and not page.evaluate("window.early")
 
 
+@pytest.mark.slow
 def test_without_scripts_and_from_a_file(chromium, site, home):
     page = chromium.new_context(java_script_enabled=False).new_page()
     page.goto(f"{home}/draw.html")

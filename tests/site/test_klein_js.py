@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from site_model import write_site_model
+from tiers import slow
 from tokenizers import Tokenizer
 
 from kleinlite import Klein, text_encoder, transformer
@@ -60,6 +61,7 @@ DRAW = """async (wish) => {
     }
     return { ids, features, steps };
 }"""
+QUICK = ("plain", "an edit")
 CASES = {
     "plain": {"prompt": "a red circle above a blue square", "seed": 7},
     "a large seed, other letters": {"prompt": "It's a BLUE sun, é!", "seed": 2**32 + 5, "steps": 2},
@@ -168,16 +170,19 @@ def check(far: dict[str, float]) -> None:
 # ---------------------------------------------------------------- pictures
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_same_pictures(page, models, case):
+@pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in CASES if name not in QUICK))])
+def test_the_same_pictures(page, models, name):
+    case = CASES[name]
     """Token ids, features, and at every step velocity, latents and the picture expected."""
     check(compare(page, models[case.get("model", "nano")], case))
 
 
+@pytest.mark.slow
 def test_the_same_without_webassembly(opened, models):
     check(compare(opened(kernel=False), models["nano"], {"prompt": "a red house", "seed": 4, "steps": 2}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [True, False])
 def test_an_adapter_beside_the_matrices(opened, models, kernel):
     """Velocities, latents and pictures are the package's with it, and after it those without."""
@@ -259,6 +264,7 @@ UNPACK = """async ([scripts, url]) => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["vae/diffusion_pytorch_model", "text_encoder/model"])
 def test_packed_weights_are_unpacked(page, folder, tmp_path, part):
     """packed.js gives the numbers that the format says, each within half a step of the package's own."""
@@ -286,6 +292,7 @@ PROMPTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_eight_bits_change_no_picture_visibly(models, tmp_path):
     """Twelve prompts with the site's weights and with the package's own: levels of 255, on average and at worst."""
     site = Klein.from_pretrained(write_site_model(tmp_path), keep_loaded=True)
@@ -295,6 +302,7 @@ def test_eight_bits_change_no_picture_visibly(models, tmp_path):
         assert apart.mean() < 0.6 and apart.max() <= 20 and (apart > 4).mean() < 0.03, prompt
 
 
+@pytest.mark.slow
 def test_a_prompt_too_long(page):
     told = page.evaluate("() => { try { klein.tokenize('red '.repeat(40)); } catch (error) { return error.message; } }")
     assert "this model reads" in told and "are the chat template): shorten it by about" in told
@@ -319,6 +327,7 @@ FILL = """(side) => {
 }"""
 
 
+@pytest.mark.slow
 def test_too_little_memory_says_which_size_fits(opened):
     """And that size does fit. While weights are read no size helps."""
     found = opened().evaluate(FILL, 640)
@@ -394,6 +403,7 @@ NORM = """([x, rows, d, weights, kind]) => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", SMALL)
 @pytest.mark.parametrize("kind", ["layer", "rms", "group"])
 def test_norms_of_small_numbers(page, kind, scale):
@@ -419,6 +429,7 @@ PREVIEW = """async ([scripts, latents, gh, gw]) => {
 }"""
 
 
+@pytest.mark.slow
 def test_the_fast_preview_is_the_packages(page, models, folder):
     """Its matrix as fitted today, and the small picture that it makes of latents."""
     latents = mx.random.normal((1, 4, 6, 128), key=mx.random.key(2))
@@ -440,6 +451,7 @@ GEMM = """([m, k, n, kernel]) => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("m, k, n", [(1, 5, 4), (2, 3, 8), (36, 128, 384), (7, 33, 12), (67, 32, 68)])
 def test_the_kernel_multiplies(page, m, k, n, kernel):
@@ -472,6 +484,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", BROKEN.values(), ids=BROKEN)
 def test_a_broken_line_is_noticed_in_pictures(opened, folder, models, line):
     source = (folder / "klein.js").read_text("utf-8")
@@ -482,6 +495,7 @@ def test_a_broken_line_is_noticed_in_pictures(opened, folder, models, line):
         check(compare(page, models["nano"], {"prompt": "a red house", "seed": 4, "steps": 1}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["layer", "group"])
 def test_a_wrong_epsilon_is_noticed_in_small_numbers(opened, folder, kind):
     source = (folder / "klein.js").read_text("utf-8")
@@ -539,6 +553,7 @@ SPOILED = """async ([scripts, name]) => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", atlas_mistakes())
 def test_mistakes_of_the_atlas(page, folder, name):
     """klein.js with a wrong line draws what the package draws with its wrong line."""
@@ -559,6 +574,7 @@ def test_the_player_makes_only_mistakes_of_the_atlas(page, folder):
     assert {tuple(each) for each in told} <= known and [name for _, name in told] == list(atlas_mistakes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [
     "a red star", "A cat!", "ein roter Stern auf blauem Grund", "a pink heart on a black background", "",
     "a red star and a blue star, a green star and a house", "“hearts”… on a pale backdrop",

@@ -54,6 +54,7 @@ def slide(page, name: str, value: float) -> None:
     page.eval_on_selector(f".live input[aria-label='{name}']", SLIDE, value)
 
 
+@pytest.mark.slow
 def test_schedule(open_page, home):
     page, log = open_page(f"{home}/04_sampling.html")
     title = page.locator(".explorer .chart .title >> nth=1")
@@ -66,6 +67,7 @@ def test_schedule(open_page, home):
     assert log.errors == [] and not [url for url in log.requests if "/nano-" in url]
 
 
+@pytest.mark.slow
 def test_rope(open_page, home):
     page, log = open_page(f"{home}/02_position_ids.html")
     turned = {t: apply_rope(mx.ones((1, 1, 256, 128)), rope_table(image_ids(16, 16, t)))[0, 0] for t in (0, 20)}
@@ -83,6 +85,7 @@ def test_rope(open_page, home):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_latents(open_page, home, nano):
     page, log = open_page(f"{home}/01_autoencoder.html")
     assert page.locator("[data-explorer]").is_visible() and not [url for url in log.requests if "/nano-" in url]
@@ -98,6 +101,7 @@ def test_latents(open_page, home, nano):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_attention_of_a_word(open_page, home, nano):
     page, log = open_page(f"{home}/05_transformer.html")
     page.click("text=Make it alive")
@@ -114,6 +118,7 @@ def test_attention_of_a_word(open_page, home, nano):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_without_scripts_the_stills_stay(chromium, home):
     page = chromium.new_context(java_script_enabled=False).new_page()
     for name in ("01_autoencoder", "02_position_ids", "04_sampling", "05_transformer"):
@@ -165,6 +170,7 @@ def test_it_opens_on_a_stored_film_and_every_box_draws(open_page, home):
     assert log.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_a_wrong_answer_is_told(open_page, home, fault):
     """A file that is missing or damaged; the next click works."""
@@ -184,6 +190,7 @@ def test_a_wrong_answer_is_told(open_page, home, fault):
     page.wait_for_selector(".columns canvas", timeout=LONG)
 
 
+@pytest.mark.slow
 def test_the_film_is_the_step_control(inside, nano):
     """A picture of it chooses the step, and so does the slider; it is there where a step matters, and not elsewhere."""
     inside.click("[data-view=picture]")
@@ -204,6 +211,7 @@ def test_the_film_is_the_step_control(inside, nano):
     assert inside.wrong == []
 
 
+@pytest.mark.slow
 def test_a_patch_is_chosen_by_keyboard(inside):
     inside.click("[data-view=attention]")
     slide(inside, "row", 4)
@@ -219,16 +227,14 @@ def test_a_patch_is_chosen_by_keyboard(inside):
     assert inside.wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_box_opens(inside, name):
-    """For both prompts, with a sentence and its chapter, quickly, at every step; and fits on a phone."""
+    """For both prompts, with a sentence and its chapter, at every step; and fits on a phone."""
     inside.click(f"[data-view={name}]")
     assert inside.get_attribute(f"[data-view={name}]", "aria-pressed") == "true"
     assert inside.locator(".says a").get_attribute("href").endswith(".html")
     assert inside.locator(".columns canvas, .columns svg, .columns .tokens, .columns .chips").count() > 0
-    script = """name => { const start = performance.now(); document.querySelector(`[data-view=${name}]`).click();
-        return performance.now() - start; }"""
-    assert min(inside.evaluate(script, name) for _ in range(3)) < 100, "milliseconds"
     for step in (1, 4):
         slide(inside, "step", step)
     inside.set_viewport_size({"width": 390, "height": 900})
@@ -238,6 +244,7 @@ def test_every_box_opens(inside, name):
     assert inside.wrong == []
 
 
+@pytest.mark.slow
 def test_attention_of_a_patch(inside, nano):
     inside.click("[data-view=attention]")
     slide(inside, "step", 2)
@@ -251,6 +258,7 @@ def test_attention_of_a_patch(inside, nano):
         assert abs(float(says.split(" %")[0]) - 100 * (1 - text)) <= 0.51
 
 
+@pytest.mark.slow
 def test_one_product_cell_by_cell(inside, nano):
     """The cell that the keyboard chooses: row, column, first terms and sum, and its share of the row's softmax."""
     kept = []
@@ -286,6 +294,7 @@ def test_one_product_cell_by_cell(inside, nano):
     assert inside.wrong == []
 
 
+@pytest.mark.slow
 def test_the_map_of_a_word_and_its_score(inside, nano):
     """The map is query·key of the word, as the package has it; the number beside it is the stored one."""
     inside.click("[data-view=attention]")
@@ -323,6 +332,7 @@ def stored_scores() -> dict[str, list[list[float]]]:
     return json.loads(attention_score.STORED.read_text("utf-8").split("export const AUC = ")[1].rstrip(";\n"))
 
 
+@pytest.mark.slow
 def test_the_scores_are_measured_again():
     found = attention_score.measure()
     assert found.keys() == stored_scores().keys()
@@ -354,6 +364,7 @@ SEEN = """[...document.body.querySelectorAll('body *')].filter(e => e.checkVisib
     .map(e => e.outerHTML.slice(0, 80))"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["draw", "inside", "train", "02_position_ids"])
 def test_embedded_in_a_lecture(open_page, home, name):
     """?embed leaves the living part alone, at the top; ?embed=large makes it larger; the address keeps both."""
@@ -371,6 +382,7 @@ def test_embedded_in_a_lecture(open_page, home, name):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_reading_is_causal(inside):
     """Shaded are a token and those before it, no later ones."""
     inside.click("[data-view=reading]")
@@ -397,6 +409,7 @@ def test_the_titles_number_is_true():
     assert len(code) <= 500 and max(map(len, lines)) <= 120
 
 
+@pytest.mark.slow
 def test_the_tour_goes_where_its_words_lead(open_page, home):
     page, log = open_page(f"{home}/inside.html")
     words = page.locator("ol.tour > li > b").all_inner_texts()
@@ -494,6 +507,7 @@ class ShutGate(nn.Module):
 CUTS = ["a block", "a head", "a gate", "a word", "the place of two words", "all gates", "the clock"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_what_if(inside, cut, site_model):
     """Each part that the page takes away, taken away from the package's own network: the same picture."""

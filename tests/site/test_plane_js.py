@@ -114,6 +114,7 @@ INK = """([x, y]) => {
     return d.some((value, i) => i % 4 === 3 && value > 0); }"""
 
 
+@pytest.mark.slow
 def test_a_visitor_draws_a_cloud_and_trains(open_page, home):
     """With the mouse: a stroke begins the training; at the end most points lie where the stroke is."""
     page, log = open_page(f"{home}/train.html")
@@ -144,6 +145,7 @@ def test_a_visitor_draws_a_cloud_and_trains(open_page, home):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_by_keyboard_in_the_dark_without_motion_on_a_phone(open_page, home):
     page, log = open_page(f"{home}/train.html", width=390, dark=True)
     page.emulate_media(reduced_motion="reduce", color_scheme="dark")
@@ -166,6 +168,7 @@ def test_by_keyboard_in_the_dark_without_motion_on_a_phone(open_page, home):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_chapter_0_has_it_too(open_page, home):
     page, log = open_page(f"{home}/00_idea.html")
     page.wait_for_selector(".paper")

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 from PIL import Image
+from tiers import slow
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -23,7 +24,8 @@ NOTEBOOKS = ROOT / "notebooks"
 LISTED = re.findall(r"\[(.+)\]\((.+)\)", (NOTEBOOKS / "SUMMARY.md").read_text("utf-8"))
 PAGES = [re.sub(r"\.\w+$", ".html", path) for _, path in LISTED]
 CHAPTERS = [page for page in PAGES if re.match(r"\d\d_", page)]
-each_page = pytest.mark.parametrize("name", PAGES)
+QUICK = ["index.html", "draw.html", "02_position_ids.html"]  # of each kind of page one
+OTHERS = [page for page in PAGES if page not in QUICK]
 
 
 # ---------------------------------------------------------------- as files
@@ -65,6 +67,7 @@ def test_every_link_leads_somewhere(site, pages):
                 assert unquote(anchor) in pages[there].ids, f"{name}: {link}"
 
 
+@pytest.mark.slow
 def test_exercises_and_solutions_lead_to_each_other(pages):
     solved = [name for name in PAGES if name.startswith("solutions/")]
     assert [f"solutions/{name}" for name in CHAPTERS] == solved, "every chapter has its solutions in SUMMARY.md"
@@ -81,6 +84,7 @@ def test_titles_tell_pages_apart(pages):
         assert re.search(r"<title>(.*?)</title>", pages[name].text)[1] == f"{title} - kleinlite"
 
 
+@pytest.mark.slow
 def test_nothing_remote_and_nothing_heavy(site, pages):
     for name, page in pages.items():
         remote = r'<(script|link|img|iframe)\b[^>]*(src|href)="(https?:)?//'
@@ -117,6 +121,7 @@ def test_pictures_say_how_large_they_are(pages):
         assert (int(picture["width"]), int(picture["height"])) == Image.open(NOTEBOOKS / picture["src"]).size
 
 
+@pytest.mark.slow
 def test_a_chapter_leads_to_its_workbook(site, pages):
     text = pages["04_sampling.html"].text
     assert 'href="live/workbook/04_sampling.ipynb"' in text
@@ -125,6 +130,7 @@ def test_a_chapter_leads_to_its_workbook(site, pages):
     assert "Your turn: schedule" in workbook and "google.colab" in workbook
 
 
+@pytest.mark.slow
 def test_the_card_that_others_show_beside_a_link(site, pages):
     card = re.search(r'property="og:image" content="(.+?)"', pages["index.html"].text)[1]
     home = re.search(r'^Book = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)[1]
@@ -179,7 +185,7 @@ def choose_theme(page: "Page", name: str) -> None:
     page.evaluate(STILL)
 
 
-@each_page
+@pytest.mark.parametrize("name", [*QUICK, *slow(*OTHERS)])
 def test_page(open_page, home, name):
     """No error, no remote request; everything is visible, in the light and in the dark, and on a phone."""
     page, log = open_page(f"{home}/{name}", width=1200)
@@ -210,6 +216,7 @@ SHIFTED = """new Promise(done => { let sum = 0;
     setTimeout(() => done(sum), 1000); })"""  # nobody touches the page: all of it counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("name", ["index", "draw", "inside", "01_autoencoder", "nano-card", "how-fast"])
 def test_the_page_stays_where_it_is_while_it_loads(chromium, home, name, width):
@@ -222,6 +229,7 @@ def test_the_page_stays_where_it_is_while_it_loads(chromium, home, name, width):
     context.close()
 
 
+@pytest.mark.slow
 def test_links_are_told_by_more_than_their_colour(open_page, home):
     page, _ = open_page(f"{home}/01_autoencoder.html")
 
@@ -254,11 +262,13 @@ def test_search_finds_rope(open_page, home):
     assert log.errors == []
 
 
+@pytest.mark.slow
 def test_a_name_of_the_package_is_found(open_page, home):
     results = search(open_page(f"{home}/05_transformer.html")[0], "rope_table")
     assert any(link.endswith("#position_ids-rope_table") for link in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words, first", [
     ("license", "responsibility.html"), ("negative prompt", "06_pipeline.html#the-velocity-field"),
 ])  # fmt: skip
@@ -269,6 +279,7 @@ def test_search_finds_what_is_called_otherwise(open_page, home, words, first):
     assert not page.locator("main p[hidden]").is_visible()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["draw.html", "05_transformer.html", "how-fast.html"])
 def test_print_is_black_on_white_in_the_dark(open_page, home, name):
     page, _ = open_page(f"{home}/{name}", dark=True)
@@ -281,6 +292,7 @@ def test_print_is_black_on_white_in_the_dark(open_page, home, name):
     assert page.evaluate(PALE) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("name", ["draw", "inside", "train"])
 def test_nothing_jumps_when_a_living_part_comes(open_page, home, name, width):
@@ -292,6 +304,7 @@ def test_nothing_jumps_when_a_living_part_comes(open_page, home, name, width):
     assert page.eval_on_selector(f"#live-{'toy' if name == 'train' else name}", grown) < 8
 
 
+@pytest.mark.slow
 def test_themes(open_page, home):
     """A reader's system decides; what is chosen in the menu stays for the next page."""
     chosen = "document.documentElement.className.match(/light|navy/)[0]"
@@ -327,6 +340,7 @@ def test_the_next_page_is_the_next_chapter(open_page, home):
     assert page.evaluate("document.querySelector('a.next').href").endswith("/02_position_ids.html")
 
 
+@pytest.mark.slow
 def test_the_page_to_print(open_page, home, pages):
     """All chapters on one page, with their pictures; links stay on it."""
     page, log = open_page(f"{home}/print.html")

@@ -329,6 +329,7 @@ def run_notebook(notebook: dict) -> list[dict]:
     return [cell for cell in made.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.slow
 def test_a_workbook_runs_from_top_to_bottom():
     """Filled by a reader who is right about everything: all lights are green, and what the chapter shows appears.
     As it was written: nothing but what stands on an empty body fails, and says whose turn it is."""

@@ -47,6 +47,7 @@ class Killed(BaseException):
     """The process is gone: nobody catches it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["report", "validate", "draw_samples", "has_row"])
 @pytest.mark.parametrize("held_out", [0.3, None])
 def test_a_kill_between_state_and_report_loses_nothing(folder, tmp_path, monkeypatch, where, held_out):
@@ -67,6 +68,7 @@ def test_a_kill_between_state_and_report_loses_nothing(folder, tmp_path, monkeyp
     assert told(train(folder, tmp_path / "b" / "x.safetensors", settings)) == whole
 
 
+@pytest.mark.slow
 def test_a_stop_between_two_looks_adds_none(folder, tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -120,6 +122,7 @@ def test_numbers_have_an_end(folder, tmp_path, monkeypatch, capsys, name, excess
     Settings(**{name: MOST[name]})
 
 
+@pytest.mark.slow
 def test_a_damaged_example_is_encoded_again(folder, tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

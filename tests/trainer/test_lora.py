@@ -16,6 +16,7 @@ from damage import one_sentence
 from mlx.utils import tree_flatten
 from PIL import ImageChops
 from safetensors import safe_open
+from tiers import slow
 from trainings import QUICK, trained
 
 from kleinlite.errors import ExistingFileError, FileError, UserError
@@ -44,6 +45,7 @@ def test_of_few_examples_none_is_held_out():
     assert [len(x) for x in split_examples(20, None, 0)] == [18, 2]
 
 
+@pytest.mark.slow
 def test_without_held_out_examples_the_samples_are_named(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_module, "TIMED_STEPS", 3)
     trainer = trained(folder, tmp_path / "x.safetensors", replace(QUICK, held_out=None))
@@ -214,7 +216,7 @@ def test_gradients_of_batches_add_up(folder, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [4, *slow(8)])
 def test_beside_packed_weights(folder, tmp_path, bits):
     trainer = trained(folder, tmp_path / "x.safetensors", Settings(rank=2, steps=2, rate=1e-3, every=2), quantize=bits)
     moved = [mx.abs(change.b).max().item() for change in trainer.deltas.values()]
@@ -234,7 +236,7 @@ def drafts(folder: Path) -> list[Path]:
     return [path for path in folder.rglob(".*") if "partial" in path.name]
 
 
-@pytest.mark.parametrize("share", [0, 0.3, 0.6, 0.9, 1])
+@pytest.mark.parametrize("share", [0.6, *slow(0, 0.3, 0.9, 1)])
 def test_a_full_disk_is_a_sentence_and_the_same_command_goes_on(folder, tmp_path, monkeypatch, share):
     """At the first file, in the middle, at the last; with room again the adapter is the same, byte for byte."""
     save = mx.save_safetensors
@@ -343,6 +345,7 @@ def test_what_is_no_adapter_is_not_replaced(folder, tmp_path):
     assert not list(tmp_path.glob("*.training"))
 
 
+@pytest.mark.slow
 def test_writers_follow_no_link_and_keep_permissions(folder, tmp_path):
     """Links under the names that drafts once had; a file that only its owner may read stays so."""
     first = trained(folder, tmp_path / "x.safetensors")

@@ -20,6 +20,7 @@ from kleinlite.training import autoencoder_loss, encode_batch, flow_loss, flow_o
 from kleinlite.transformer import Transformer
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(tmp_path, world):
     *_, transformer, data = world
     encoder = world[2]
@@ -60,6 +61,7 @@ def test_a_young_average_forgets_its_start(tmp_path):
     assert run.average["weight"].item() == pytest.approx(average, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_learning_moves_the_loss(tmp_path, world):
     model = Autoencoder(CONFIG)
     initialize(model, mx.random.key(0), damp=("conv2", "proj_out"))
@@ -203,6 +205,7 @@ total = sum(mx.abs(w).sum() for _, w in tree_flatten(run.average)).item()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_with_the_doubled_batch(tmp_path):
     (tmp_path / "two.py").write_text(TWO)
     launch(tmp_path, tmp_path / "two.py", tmp_path)
