@@ -8,6 +8,8 @@ PYTHONS := $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14 python
 .DEFAULT_GOAL := help
 MLX ?= $(shell cat $(VENV)/.mlx 2>/dev/null)
 BACKEND := $(if $(filter cuda12 cuda13,$(MLX)),-$(MLX))
+# Three files at a time: many tests wait for a browser or a server.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile
 .NOTPARALLEL:
 
 # What is said on the command line travels through the environment, word for word, so that a prompt may hold
@@ -36,10 +38,28 @@ setup: $(VENV)/.test$(BACKEND) ## install what reading, building and testing the
 lab: $(VENV)/.book$(BACKEND) ## open the book in JupyterLab, at chapter 0 (ARGS="--no-browser --allow-root" goes to jupyter-lab)
 	cd notebooks && ../$(BIN)/jupyter-lab --ContentsManager.pre_save_hook=kleinlite.book.lab.keep_metadata 00_idea.ipynb $$ARGS
 
-test: check test-notebooks book ## all tests: the quick ones, every notebook from top to bottom, the site
+# Each to its end, whatever the ones before said; then all that failed is named.
+each = @failed=; for step in $(1); do $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; done; \
+  test -z "$$failed" || { echo "Failed:$$failed"; exit 1; }
 
-check: lint ## the quick tests: promotion in step, lint, pytest, three files at a time: many wait for a browser or a server
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile
+test: ## what a change has to pass: lint, quick tests, every notebook from top to bottom, the site
+	$(call each,lint quick-tests test-notebooks book)
+
+check: ## lint and quick tests
+	$(call each,lint quick-tests)
+
+test-all: ## everything, for a release: slow tests too, and the planted faults
+	$(call each,lint all-tests test-notebooks book mutants)
+
+quick-tests: $(VENV)/.test$(BACKEND) ## pytest without what is marked slow
+	$(PYTEST) -m "not slow"
+
+all-tests: $(VENV)/.test$(BACKEND) ## pytest, all of it
+	$(PYTEST)
+
+mutants: $(VENV)/.test$(BACKEND) ## plant 200 small faults, one at a time, and count which tests notice
+	$(BIN)/python tests/mutants.py map
+	$(BIN)/python tests/mutants.py
 
 test-lowest: $(VENV)/pyvenv.cfg ## the package's quick tests with the lowest versions that pyproject.toml allows
 	@if $(HAS_UV); then test -d $(LOWEST) || uv venv -q --python $(BIN)/python $(LOWEST); \
@@ -105,8 +125,8 @@ serve: $(VENV)/.book$(BACKEND) ## show the site on this machine, and build it ag
 clean: ## remove what can be made again, except .venv
 	rm -rf book notebooks/live dist .pytest_cache .ruff_cache
 
-.PHONY: help generate has-prompt setup lab test check lint test-notebooks format promote run-notebooks \
-  clean-notebooks parity bench-peers bench-full book serve clean fuzz workbook check-mine \
+.PHONY: help generate has-prompt setup lab test check test-all quick-tests all-tests mutants lint test-notebooks format \
+  promote run-notebooks clean-notebooks parity bench-peers bench-full book serve clean fuzz workbook check-mine \
   test-lowest nano
 
 # The environment. One stamp for what generating takes, one for the book, one for the tests; a newer pyproject.toml

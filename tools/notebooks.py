@@ -4,8 +4,8 @@
     python -m tools.notebooks clean [NOTEBOOK ...]          only tidy what is stored, after a session in Jupyter
     python -m tools.notebooks list [NOTEBOOK ...]           print the paths
 
-`run` without names takes those whose own code, imported modules or bundled weights are not what drew their stored
-outputs, two at a time.
+`run` without names takes those whose own code, whose chapter modules or whose weights are not what drew their stored
+outputs, two at a time. A change of any other module makes none stale: `make test` runs them all and compares.
 
 Readers on the web see stored outputs, so they are committed; reviewers read diffs, so nothing in them may
 change on its own. Kept: text, tables, pictures (once, as PNG), and execution counts 1..n, which nbval
@@ -30,7 +30,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib.util import resolve_name
 from pathlib import Path
 
 from PIL import Image, ImageChops
@@ -94,50 +93,29 @@ def cells_code(notebook: dict) -> str:
     return "\n".join(code_lines(text_of(c["source"])) for c in notebook["cells"] if c["cell_type"] == "code")
 
 
-@cache
-def imported_names(source: str, package: str) -> list[str]:
-    """Dotted names that Python source of this package imports, anywhere in it; `from a import b` gives a and a.b."""
-    names = []
+def imported_names(source: str) -> set[str]:
+    """Dotted names that a notebook imports, anywhere in it; `from a import b` gives a and a.b."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            module = resolve_name("." * node.level + (node.module or ""), package)
-            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+            names |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
 
 
 @cache
-def module_source(name: str) -> tuple[str, str] | None:
-    """The code of one of this repository's modules and the package it lies in; None for any other name."""
-    path = ROOT.joinpath(*name.split("."))
-    for file, package in ((path.with_suffix(".py"), name.rpartition(".")[0]), (path / "__init__.py", name)):
-        if name.split(".")[0] in ("kleinlite", "recipe", "tools", "benchmarks") and file.is_file():
-            own = file.with_suffix(".safetensors")  # weights that a module brings with it
-            code = code_lines(without_docstrings(file.read_text("utf-8")))
-            return code + (f"\n# {digest(own.read_bytes())}" if own.is_file() else ""), package
-    return None
-
-
-def modules_code(source: str) -> list[str]:
-    """The code of all modules of this repository that Python source imports, those that they import, and so on."""
-    found: dict[str, str] = {}
-    waiting = list(imported_names(source, ""))
-    while waiting:
-        name = waiting.pop()
-        module = module_source(name)
-        if module is None or name in found:
-            continue
-        found[name] = module[0]
-        waiting += imported_names(*module)
-        waiting.append(name.rpartition(".")[0])
-    return [found[name] for name in sorted(found)]
+def chapter_module(name: str) -> str:
+    """The code of a module that a chapter writes, `kleinlite.sampling`; "" for any other name."""
+    file = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+    text = file.read_text("utf-8") if file.is_file() else ""
+    return code_lines(without_docstrings(text)) if "\nPromoted from notebooks/" in text else ""
 
 
 def fingerprints(notebook: dict) -> dict[str, str]:
-    """What outputs come from: the notebook's own code, the modules it imports, the bundled weights, as numbers."""
+    """What outputs come from: the notebook's own code, the chapters' modules that it names, weights, as numbers."""
     code = cells_code(notebook)
-    modules = [module.encode() for module in modules_code(code)]
+    modules = [chapter_module(name).encode() for name in sorted(imported_names(code))]
     return {"code": digest(code.encode()), "modules": digest(*modules), "weights": bundled_weights()}
 
 

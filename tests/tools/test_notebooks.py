@@ -187,9 +187,9 @@ def test_what_varies_from_machine_to_machine_stays_unless_something_changed(tags
     assert new["cells"][0]["outputs"][0]["text"] == ["3 s\n" if kept else "4 s\n"]
 
 
-EXPLAINED = '''"""A docstring.
+EXPLAINED = '''"""Another title.
 
-Two lines."""
+Promoted from notebooks/01_chapter.ipynb, in other words."""
 # a comment
 x = 1
 class Empty:
@@ -199,22 +199,20 @@ class Empty:
 
 
 def test_what_drew_a_notebook(tmp_path, monkeypatch):
-    """Its code, what it imports however far away, and weights, wherever they lie; not comments, docstrings, others."""
-    room = tmp_path / "kleinlite" / "room"
-    weights = tmp_path / "kleinlite" / "nano" / "weights" / "vae"
-    room.mkdir(parents=True)
+    """Its code, the chapters' modules that it names, and weights wherever they lie; no comment, no other module."""
+    package = tmp_path / "kleinlite"
+    weights = package / "nano" / "weights" / "vae"
     weights.mkdir(parents=True)
-    (tmp_path / "kleinlite" / "__init__.py").write_text("")
-    (room / "__init__.py").write_text("")
-    (room / "near.py").write_text("def f():\n    from ..far import x\n    return x\n")
-    (tmp_path / "kleinlite" / "far.py").write_text('x = 1\n\n\nclass Empty:\n    """No."""\n')
-    (tmp_path / "kleinlite" / "other.py").write_text("y = 1\n")
+    chapter = '"""A title.\n\nPromoted from notebooks/01_chapter.ipynb.\n"""\n'
+    (package / "chapter.py").write_text(chapter + 'x = 1\n\n\nclass Empty:\n    """No."""\n')
+    (package / "other.py").write_text(chapter + "y = 1\n")
+    (package / "errors.py").write_text("z = 1\n")
     (weights / "a.safetensors").write_bytes(b"weights")
     monkeypatch.setattr(notebooks, "ROOT", tmp_path)
-    book = {"cells": [code("%matplotlib inline\nfrom kleinlite.room import near  # it")], "metadata": {}}
+    book = {"cells": [code("%matplotlib inline\nfrom kleinlite import chapter, errors  # it")], "metadata": {}}
 
     def now() -> list[str]:
-        notebooks.module_source.cache_clear()
+        notebooks.chapter_module.cache_clear()
         notebooks.bundled_weights.cache_clear()
         return notebooks.what_changed(book)
 
@@ -222,17 +220,18 @@ def test_what_drew_a_notebook(tmp_path, monkeypatch):
         assert now() == ["code", "modules", "weights"]
         book["metadata"][notebooks.DRAWN_BY] = notebooks.fingerprints(book)
         assert now() == []
-        (tmp_path / "kleinlite" / "other.py").write_text("y = 2\n")
-        (tmp_path / "kleinlite" / "far.py").write_text(EXPLAINED)
-        weights.rename(tmp_path / "kleinlite" / "nano" / "weights" / "autoencoder")
+        (package / "other.py").write_text(chapter + "y = 2\n")
+        (package / "errors.py").write_text("z = 2\n")
+        (package / "chapter.py").write_text(EXPLAINED)
+        weights.rename(package / "nano" / "weights" / "autoencoder")
         assert now() == []
-        (tmp_path / "kleinlite" / "far.py").write_text("x = 2\n")
+        (package / "chapter.py").write_text(chapter + "x = 2\n")
         assert now() == ["modules"]
-        book["cells"][0]["source"] += "\nnear.f()"
-        (tmp_path / "kleinlite" / "nano" / "weights" / "autoencoder" / "a.safetensors").write_bytes(b"others")
+        book["cells"][0]["source"] += "\nchapter.f()"
+        (package / "nano" / "weights" / "autoencoder" / "a.safetensors").write_bytes(b"others")
         assert now() == ["code", "modules", "weights"]
     finally:
-        notebooks.module_source.cache_clear()
+        notebooks.chapter_module.cache_clear()
         notebooks.bundled_weights.cache_clear()
 
 
@@ -249,5 +248,5 @@ def test_the_book_is_stored_clean(path):
     assert not missing, (
         f"{len(missing)} cells were never run, code cell {missing[0]} first: run `make run-notebooks NB={path.stem}`"
     )
-    changed = set(notebooks.what_changed(book)) - {"modules"}  # most of their changes change no output
-    assert not changed, f"outputs of other {' and other '.join(sorted(changed))}: `make run-notebooks`"
+    changed = notebooks.what_changed(book)
+    assert not changed, f"outputs of other {' and other '.join(changed)}: `make run-notebooks`"
