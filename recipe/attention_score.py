@@ -24,7 +24,7 @@ from kleinlite.scenes import Scene, captions, draw, sample
 from kleinlite.text_encoder import TEMPLATE
 from kleinlite.transformer import roped_attention
 
-STORED = Path(__file__).parent / "javascript" / "scores.js"
+STORED = Path(__file__).parents[1] / "site" / "javascript" / "scores.js"
 SCENES = 20
 LEVELS = (0.2, 0.6, 0.9)  # of noise
 PATCH = 16  # pixels on a side

@@ -10,6 +10,7 @@ ladder.png, the figure of the README: chapters 0, 1, 2, 3, 5 and klein-nano.
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +18,7 @@ from unittest.mock import patch
 import matplotlib
 import mlx.core as mx
 import mlx.nn as nn
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from kleinlite import Klein
 from kleinlite.book import plots, world
@@ -52,18 +53,31 @@ def strip(drawn: mx.array, side: int = 96) -> Image.Image:
     return picture
 
 
+STEPS = {  # rows of the figure: the file's name, what is said beside it
+    "0-pixels": "0 pixels", "1-latents": "1 latents", "2-positions": "2 positions", "3-sentences": "3 sentences",
+    "5-two-streams": "5 klein's\nblocks",
+}  # fmt: skip
+
+
 def figure() -> Image.Image:
-    """Rows of the ladder and, as the last one, klein-nano's pictures for the same sentences."""
-    names = ("0-pixels", "1-latents", "2-positions", "3-sentences", "5-two-streams")
-    rows = [Image.open(NOTEBOOKS / "images" / f"ladder-{name}.png") for name in names]
+    """Rows of the ladder and, as the last one, klein-nano's pictures for the same sentences; with their names."""
+    rows = {said: Image.open(NOTEBOOKS / "images" / f"ladder-{name}.png") for name, said in STEPS.items()}
     sentences = [world.make_exam().sentences[i] for i in world.SHOWN]
-    side = rows[0].height
-    nano = Image.new("RGB", rows[0].size)
+    side = rows["0 pixels"].height
+    nano = Image.new("RGB", rows["0 pixels"].size)
     for i, picture in enumerate(Klein.from_pretrained("nano")(sentences, seed=[7] * len(sentences), progress=False)):
         nano.paste(picture, (i * side, 0))
-    whole = Image.new("RGB", (nano.width, len(rows) * (side + 4) + side), "white")
-    for i, row in enumerate([*rows, nano]):
-        whole.paste(row, (0, i * (side + 4)))
+    left, top, step = 104, 66, side + 4
+    whole = Image.new("RGB", (left + nano.width, top + 6 * step), "white")
+    pen = ImageDraw.Draw(whole)
+    for i, sentence in enumerate(sentences):
+        place = (left + (i + 0.5) * side, top - 6)
+        pen.multiline_text(
+            place, textwrap.fill(sentence, 14), "black", ImageFont.load_default(12), anchor="md", align="center"
+        )
+    for i, (said, row) in enumerate([*rows.items(), ("klein-nano", nano)]):
+        whole.paste(row, (left, top + i * step))
+        pen.multiline_text((6, top + i * step + side / 2), said, "black", ImageFont.load_default(15), anchor="lm")
     return whole
 
 

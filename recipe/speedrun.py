@@ -27,6 +27,7 @@ from tqdm.auto import tqdm
 
 from kleinlite.errors import UserError
 from kleinlite.files import write_json
+from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.export import save_transformer
 from kleinlite.nano.data import encode_scenes
 from kleinlite.nano.evaluate import SIZE, contact_sheet, draw_all, examine, held_out_captions
@@ -170,7 +171,7 @@ class Speedrun:
         """The run's average as a model of its own, in RUN/model, where `kleinlite generate --model` finds it."""
         out = self.folder / "model"
         for part in GIVEN:
-            shutil.copytree(Path(__file__).parent / "weights" / part, out / part, dirs_exist_ok=True)
+            shutil.copytree(resolve_model("nano") / part, out / part, dirs_exist_ok=True)
         average = Transformer(self.cfg.transformer)
         load_average(self.folder / "run.safetensors", average)
         save_transformer(out, average, self.given.text_encoder.cfg, distilled=False)
