@@ -1,6 +1,6 @@
 """What 4 chapters build together.
 
-Promoted from notebooks/00,01,02,03: edit there, then run `make promote`. (seal d0fc296b)
+Promoted from notebooks/00,01,02,03: edit there, then run `make promote`. (seal 520880ff)
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+from tqdm.auto import tqdm
 
 from ..pipeline import Klein
 from ..position_ids import apply_rope, rope_table
@@ -115,7 +116,8 @@ def train(
     adam = optim.AdamW(optim.join_schedules([warm, optim.cosine_decay(2e-3, steps - 50)], [50]))
     loss_and_gradient = nn.value_and_grad(net, lambda *batch: flow_loss(net, *batch))
     losses = []
-    for key in mx.random.split(mx.random.key(seed), steps):
+    bar = tqdm(mx.random.split(mx.random.key(seed), steps), desc="training")
+    for key in bar:
         k_rows, k_noise, k_time = mx.random.split(key, 3)
         rows = mx.random.randint(0, len(x0), (32,), key=k_rows)
         eps = mx.random.normal((32, *x0.shape[1:]), key=k_noise)
@@ -124,6 +126,7 @@ def train(
         adam.update(net, gradient)
         mx.eval(loss, net.state, adam.state)
         losses.append(float(loss))
+        bar.set_postfix(loss=f"{losses[-1]:.3f}")
     return losses
 
 
