@@ -6,7 +6,7 @@ Left out are the marks (`#| export`, nbval's and the formatter's comments) and t
 
 Formulas become MathML here, so that a reader needs neither JavaScript nor a network for them. The first use of a
 word that the glossary explains becomes a link to it; `{{#api}}` becomes the reference made from the docstrings,
-`{{#mistake …}}` one of the mistakes that the chapters draw with.
+`{{#mistake …}}` one of the mistakes that the chapters draw with, `{{#part microklein.py 1}}` a part of a file.
 A formula that cannot be translated, a link or a picture that leads nowhere, a picture without words for those who
 do not see it, a page or a site that grew too heavy: each ends the build with a sentence. Notebooks are read as
 plain JSON: `import nbformat` takes seconds.
@@ -57,6 +57,7 @@ PAGE_BYTES, SITE_BYTES = 1_000_000, 32_000_000  # a page and the whole site may 
 FRAME_BYTES, FIXED_BYTES = 40_000, 5_000_000  # mdBook adds this: a page's frame; scripts, fonts, the search index
 SOUGHT = {  # words that readers search for, by the page and heading that answer them in other words; nobody sees them
     "responsibility.md": {"Data, licence and misuse": "license, licenses, licensing: the license, which license"},
+    "02_position_ids.ipynb": {"Turning queries and keys": "RoPE, rope: rotary position embedding"},
     "06_pipeline.ipynb": {"The velocity field": "negative prompt"},
 }
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -380,17 +381,21 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
     alive = [c for c in found if c["path"].endswith(".md") and live.MARK.search(c["content"])]
     scripts, problems = live.prepare(root / source) if alive else ("", [])
     for chapter in alive:
-        chapter["content"] = live.MARK.sub(lambda mark: live.render_place(mark[1], scripts), chapter["content"])
+        chapter["content"] = live.MARK.sub(lambda mark: live.render_place(mark, scripts), chapter["content"])
     notebooks = {c["path"]: json.loads(c["content"]) for c in found if c["path"].endswith(".ipynb")}
 
     def excerpt(mark):
         return live.render_excerpt(root / "kleinlite", mark[1], mark[2])
+
+    def part(mark):
+        return live.render_part(root / mark[1], mark[2])
 
     for chapter in found:
         if not chapter["path"].endswith(".md"):
             continue
         try:
             chapter["content"] = live.CODE.sub(excerpt, chapter["content"])
+            chapter["content"] = live.PART.sub(part, chapter["content"])
         except LookupError as error:
             problems.append(f"{source}/{chapter['path']}: {error}")
         if "{{#changelog}}" in chapter["content"]:  # whose links are written for GitHub, from the folder above

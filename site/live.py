@@ -4,8 +4,8 @@ Both are copied beside the chapters when the site is built, each to a folder nam
 keeps an old script never meets new weights. Matrices travel as 8-bit numbers with a scale per row: half the bytes, and
 pictures that no eye can tell from the others (a test measures them).
 
-    python site/live.py    draws the run that the page Draw shows before a visitor has loaded anything, and fits the
-                            matrix of its fast preview
+    python site/live.py    draws the runs that Draw and Look inside show before a visitor has loaded anything, and fits
+                            the matrix of the fast preview
 """
 
 import ast
@@ -29,12 +29,17 @@ NANO = Path(__file__).parents[1] / "kleinlite" / "nano" / "weights"
 FOLDER = "live"  # beside the chapters; not in git
 PICTURES = f"{FOLDER}/pictures"  # those of the notebooks, as files
 WORKBOOK = f"{FOLDER}/workbook"  # the chapters with holes, to be downloaded
+STORED = {  # the prompts whose runs, with seed 7, two pages show before a visitor has loaded anything
+    "draw": "a red house under a yellow sun",
+    "inside": "a red circle above a blue square",
+}
 ADAPTER = "one-look"  # with which the site's nano draws in one step (chapter 12)
 PARTS = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer", "vae", "base")
 FIRST, MODELS = 8_000_000, 20_000_000  # bytes: before the first picture, and in all
 EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope|latent)_explorer|attention_viewer)\(")
 CODE = re.compile(r"\{\{#(js|py) ([\w.]+)\}\}")
-MARK = re.compile(r"\{\{#live (\w+)\}\}")
+MARK = re.compile(r"\{\{#live (\w+)( compact)?\}\}")
+PART = re.compile(r"^\{\{#part ([\w.]+) (\d+)\}\}$", re.M)
 
 
 def split_shards(file: Path, later: str) -> dict[str, bytes]:
@@ -196,6 +201,7 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size, "FILES": sums, "LIMITS": say_limits()}
     says["JUDGED"] = say_judged(source)
     says["ADAPTER"] = say_adapter(nano)
+    says["STORED"] = STORED
     served = (".js", ".wasm", ".css", ".bin")
     scripts = {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in served}
     scripts["model.js"] = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in says.items()).encode()
@@ -236,18 +242,31 @@ def render_script(name: str, scripts: str) -> str:
     return f'{sheet}\n<script type="module" src="{script}"></script>'
 
 
-def render_place(name: str, scripts: str) -> str:
-    """The HTML of a page's living part; until its script runs it says why it does not."""
-    unable = "This needs JavaScript. Without it, chapter 0 shows stored pictures."
+def render_place(mark: re.Match, scripts: str) -> str:
+    """The HTML of a page's living part; until its script runs it says why it does not, and shows a stored run."""
+    name = mark[1]
     local = (
         "Browsers do not let a page opened from a file load scripts: run <code>make serve</code> and open its address."
     )
+    place = f"live-{name}-compact" if mark[2] else f"live-{name}"
     return "\n".join([
-        f'<div id="live-{name}" class="live"><noscript>{unable}</noscript></div>',
-        f'<script>if (location.protocol === "file:") document.getElementById("live-{name}").innerHTML =',
+        f'<div id="{place}" class="live"><noscript>{render_stored(name)}</noscript></div>',
+        f'<script>if (location.protocol === "file:") document.getElementById("{place}").innerHTML =',
         f'"{local}"</script>',
         render_script(name, scripts),
     ])  # fmt: skip
+
+
+def render_stored(name: str) -> str:
+    """What stands on a page that draws where no script runs."""
+    said = 'This needs JavaScript. Without it, <a href="00_idea.html">chapter 0</a> shows stored pictures'
+    if name not in STORED:
+        return f"<p>{said}.</p>"
+    pictures = "".join(
+        f'<img src="images/{name}-{step}.png" width="96" height="96" alt="The picture expected after step {step}"> '
+        for step in range(1, 5)
+    )
+    return f"<p>{said}, and here is what klein-nano makes of “{STORED[name]}”, step by step:</p><p>{pictures}</p>"
 
 
 def mark_still(output: str, explorer: str) -> str:
@@ -281,13 +300,22 @@ def render_excerpt(package: Path, language: str, name: str) -> str:
     return f"```{'javascript' if language == 'js' else 'python'}\n{text}\n```"
 
 
+def render_part(file: Path, number: str) -> str:
+    """The lines of a file from the one that begins `# ---- number.` to the next such line, as a block of Markdown."""
+    source = file.read_text("utf-8") if file.exists() else ""
+    found = re.search(rf"^# ---- {number}\..*?(?=^# ---- |\Z)", source, re.M | re.S)
+    if not found:
+        raise LookupError(f"there is no part {number} of {file.name} to show")
+    return f"```python\n{found[0].strip()}\n```"
+
+
 def draw_stored() -> None:
-    """The pictures expected after each of the four steps of Draw's first prompt, into notebooks/images."""
+    """The pictures expected after each of the four steps of the stored runs, into notebooks/images."""
     from kleinlite import Klein  # the site itself is built without MLX
 
-    prompt = re.search(r'EXAMPLES = \[\s*"(.+?)"', (SCRIPTS / "draw.js").read_text("utf-8"))[1]
-    for step in Klein.from_pretrained("nano").stream(prompt, seed=7, progress=False):
-        step.preview().save(NANO.parents[2] / f"notebooks/images/draw-{step.index + 1}.png", optimize=True)
+    for name, prompt in STORED.items():
+        for step in Klein.from_pretrained("nano").stream(prompt, seed=7, progress=False):
+            step.preview().save(NANO.parents[2] / f"notebooks/images/{name}-{step.index + 1}.png", optimize=True)
 
 
 def store_preview() -> None:

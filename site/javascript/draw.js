@@ -1,14 +1,16 @@
-// The page Draw: a form, the film of the steps, a picture to change, to keep and to send.
+// The page Draw: a form, a picture that follows what is typed, the film of its steps, and how to change, keep and send it.
+// The page Home shows the same, without settings.
 import { Brush } from "./brush.js";
 import { calm, make, megabytes, paint, Painter } from "./painter.js";
 import { describeLimits } from "./limits.js";
 import { MISTAKES } from "./mistakes.js";
-import { ADAPTER, BYTES, JUDGED, SIZE } from "./model.js";
+import { ADAPTER, BYTES, JUDGED, SIZE, STORED } from "./model.js";
 import { describe, png } from "./png.js";
+import { follow } from "./typing.js";
 import { figure, toggles } from "./views.js";
 
 const EXAMPLES = [
-  "a red house under a yellow sun",
+  STORED.draw,
   "a yellow star on a blue background",
   "a red circle above a blue square",
   "a white boat on a blue sea at sunset",
@@ -43,7 +45,14 @@ const choose = (options) =>
   make("select", {}, ...Object.entries(options).map(([value, text]) => make("option", { value }, text)));
 const number = (value, min, max) => make("input", { type: "number", value, min, max, required: true });
 
-const page = document.querySelector("#live-draw");
+const home = document.querySelector("#live-draw-compact"),
+  page = document.querySelector("#live-draw") ?? home,
+  compact = page === home;
+if (!compact) home?.remove(); // the page to print has both
+
+/** Whether a picture may come unasked: not onto a phone, nor where somebody saves data or wants less motion. */
+const eager = () => !matchMedia("(pointer: coarse)").matches && !calm() && !navigator.connection?.saveData;
+
 const prompt = make("input", { value: EXAMPLES[0], required: true, autocomplete: "off", enterkeyhint: "go" });
 const seed = make("input", {
   value: 7,
@@ -64,10 +73,11 @@ const steps = number(4, 1, 1000),
   guidance = number(4, 1, 20),
   draw = make("button.chief", {}, "Draw");
 guidance.step = 0.5;
-const stop = make("button", { type: "button", disabled: true }, "Stop");
+const stop = make("button.stops", { type: "button", disabled: true }, "Stop");
 const dice = make("button", { type: "button", "aria-label": "Another seed", title: "another seed" }, "⚄");
 const guided = field("guidance", "Guidance", guidance);
 guided.hidden = true;
+const typed = make("input", { type: "checkbox", name: "typed", checked: eager() });
 const adapted = make(
   "p",
   { hidden: true },
@@ -77,27 +87,23 @@ const adapted = make(
 );
 const form = make(
   "form",
-  {},
-  make("div.row", {}, field("prompt", "Prompt", prompt), draw, stop),
-  make(
-    "div.row",
-    {},
-    field("seed", "Seed", seed),
-    dice,
-    field("size", "Size", size),
-    field("steps", "Steps", steps),
-    field("model", "Model", model),
-    guided,
-  ),
-  adapted,
+  { id: "wish" },
+  make("div.row", {}, field("prompt", "Prompt", prompt), draw, stop, make("label.check", {}, typed, "draw as I type")),
 );
+const settings = make(
+  "div.row",
+  {},
+  field("seed", "Seed", seed),
+  dice,
+  field("size", "Size", size),
+  field("steps", "Steps", steps),
+  field("model", "Model", model),
+  guided,
+);
+for (const input of settings.querySelectorAll("[name]")) input.setAttribute("form", form.id); // though they stand elsewhere
 const choices = (texts, chosen) =>
   make("p.examples", {}, ...texts.map((text) => make("button", { type: "button", onclick: () => chosen(text) }, text)));
-const status = make(
-  "output",
-  { role: "status" },
-  `Nothing has been loaded yet: the first picture loads ${megabytes(BYTES.first)}, and your browser keeps them.`,
-);
+const status = make("output", { role: "status" });
 const progress = make("progress", { hidden: true, "aria-label": "Loading" });
 const canvas = make("canvas", { width: SIZE, height: SIZE, role: "img", "aria-label": "No picture yet" });
 const brush = new Brush(canvas, () => told());
@@ -112,7 +118,34 @@ const change = make("input", { placeholder: CHANGES[0], autocomplete: "off", ent
 const alter = make("button", { disabled: true }, "Change");
 const editing = make("form.row", {}, field("change", "Change this picture", change), alter);
 const gallery = make("div.gallery", { "aria-label": "Pictures so far", role: "group" });
-const beside = make("div", { "aria-live": "polite" }),
+const examples = choices(EXAMPLES, (text) => {
+    prompt.value = text;
+    attempt(() => run(wished()));
+  }),
+  changes = choices(CHANGES, (text) => {
+    change.value = text;
+    attempt(async () => {
+      if (shown || (await run(wished()))) await runChanged();
+    });
+  });
+const picture = make("div", {}, make("div.layers", {}, canvas, brush.sheet), film),
+  side = make("div.side", {}, examples);
+if (!compact) {
+  picture.append(make("p.row", {}, brushing, wipe), make("p.row", {}, download, link));
+  side.append(settings, adapted, reads, editing, changes);
+}
+side.append(gallery);
+page.replaceChildren(
+  form,
+  make("p.news", {}, status),
+  progress,
+  make("div.stage", {}, picture, side),
+);
+
+// The page's section on wrong lines: the right picture, beside it the wrong one, and below them what can be wrong.
+const beside = make("div.row.maps.beside", { "aria-live": "polite" }),
+  note = make("div.note"), // what stands beside the two
+  CHOOSE = "Choose a line below. The same words and the same noise are drawn again with it.",
   exchanges = [1, 2, 3, 4, 5].map((chapter) =>
     toggles(
       `Mistakes of chapter ${chapter}`,
@@ -120,66 +153,37 @@ const beside = make("div", { "aria-live": "polite" }),
       null,
       (name) => drawMistake(name),
     ),
-  ),
-  mistakes = make(
-    "details",
-    {},
-    make("summary", {}, "What if one line were wrong?"),
-    make(
-      "p",
-      {},
-      "The ",
-      make("a", { href: "atlas.html" }, "atlas"),
-      "'s mistakes, live: choose one, and the same words and noise are drawn again by a script with that line.",
-    ),
-    ...exchanges.map((of, i) => make("div.row.chapter", {}, make("span", {}, `Chapter ${i + 1}`), of)),
-    beside,
   );
-page.replaceChildren(
-  form,
-  choices(EXAMPLES, (text) => {
-    prompt.value = text;
-    attempt(() => run(wished()));
-  }),
-  make("p", {}, status),
-  progress,
-  make(
-    "div.stage",
-    {},
-    make("div", {}, make("div.layers", {}, canvas, brush.sheet), make("p.row", {}, brushing, wipe), make("p.row", {}, download, link)),
-    make(
-      "div.side",
-      {},
-      film,
-      reads,
-      editing,
-      choices(CHANGES, (text) => {
-        change.value = text;
-        attempt(async () => {
-          if (shown || (await run(wished()))) await run(changed());
-        });
-      }),
-      gallery,
-    ),
-  ),
-  mistakes,
-);
+document
+  .querySelector("#live-mistakes")
+  ?.replaceChildren(
+    beside,
+    ...exchanges.map((of, i) => make("div.row.chapter", {}, make("span", {}, `Chapter ${i + 1}`), of)),
+  );
 
+const blank = { width: SIZE, height: SIZE, rgba: new Uint8ClampedArray(4 * SIZE * SIZE) };
 let painter,
+  loading, // of the model, before anybody asked for a picture: a promise of whether it came
   shown,
   chosen = null, // of the mistakes: { name, of: the picture beside which it is drawn }
   wrong = false, // a sentence about the form stands there, which loading must not cover
   running = 0;
 
-/** Does what a button asks for, or says what is wrong with it. */
+/** Does what a button asks for and returns its result, or says what is wrong with it. */
 async function attempt(work) {
   wrong = false;
   try {
-    await work();
+    return await work();
   } catch (error) {
     wrong = true;
-    status.value = error.message;
+    say(error.message);
   }
+}
+
+/** What goes on: below the form, and where a mistake waits for its picture. */
+function say(text) {
+  if (status.value !== text) status.value = text; // said once to those who hear it
+  if (chosen && !chosen.of) note.textContent = text;
 }
 
 /** How loading goes on, to be heard; `quiet` says when nobody wants to know any more. */
@@ -189,28 +193,48 @@ const hearLoading = (quiet) => ({
     progress.hidden = false;
     progress.max = total;
     progress.value = loaded;
-    if (!wrong) status.value = `Loading: ${megabytes(loaded)} of ${megabytes(total)}`;
+    if (!wrong) say(`Loading: ${megabytes(loaded)} of ${megabytes(total)}`);
   },
   slow: () => {
-    if (!quiet() && !wrong) status.value = "The connection is slow: nothing comes at the moment. Wait, or press Stop to give up.";
+    if (!quiet() && !wrong) say("The connection is slow: nothing comes at the moment. Wait, or press Stop to give up.");
   },
 });
 
 /** The model loads behind the stored picture as soon as somebody touches the form, and not before. */
-form.addEventListener("focusin", loadBehind, { once: true });
+page.addEventListener("focusin", () => !painter && eager() && load(), { once: true });
+typed.onchange = () => !painter && typed.checked && load();
+function load() {
+  return (loading ??= loadBehind());
+}
 async function loadBehind() {
-  if (painter || navigator.connection?.saveData) return;
-  painter = new Painter();
   const quiet = () => running > 0;
+  let came = false;
+  painter ??= new Painter();
   stop.disabled = false;
   try {
     await painter.ask("load", chosenModel(), hearLoading(quiet));
-    if (!quiet() && !wrong) status.value = "The model is here: press Draw.";
+    came = true;
+    if (!quiet() && !wrong) say(`The model is here: ${typed.checked ? "type, or " : ""}press Draw.`);
   } catch (error) {
-    if (!quiet()) status.value = error.message;
+    if (!quiet()) say(error.message);
+    loading = undefined; // what is typed next begins it again
   }
   if (!quiet()) progress.hidden = stop.disabled = true;
+  return came;
 }
+
+/** What is typed is drawn in one step, by nano with its adapter, and when no more comes in those of the form. */
+const forget = follow(prompt, {
+  wanted: () => typed.checked && !typed.disabled,
+  draft: (text) =>
+    attempt(async () => {
+      if (!(await load())) return false;
+      if (text !== prompt.value.trim()) return true; // meanwhile more was typed
+      const wish = { ...wished(), prompt: text };
+      return wish.lora ? true : run({ ...wish, lora: ADAPTER.file, steps: 1 }, "draft"); // in one step it needs no other
+    }),
+  finish: (text) => attempt(() => run({ ...wished(), prompt: text }, "typed")),
+});
 
 /** The model of the form, and its adapter if it has one. */
 const chosenModel = () => (model.value === ADAPTER.file ? { model: "nano", lora: ADAPTER.file } : { model: model.value });
@@ -246,6 +270,13 @@ function changed() {
   };
 }
 
+/** Changes the picture that is shown. It stays in the row, also if it was only typed. */
+function runChanged() {
+  const wish = changed();
+  hang(shown);
+  return run(wish);
+}
+
 /** What the brush changes in the form. */
 function told() {
   const painted = brush.painted();
@@ -259,7 +290,7 @@ brushing.onclick = () => {
   brushing.setAttribute("aria-pressed", String(now));
   if (!now) return;
   paint(canvas, shown.picture);
-  status.value = "Paint over what may change, and say below what is to be there. All other pixels stay as they are.";
+  say("Paint over what may change, and say below what is to be there. All other pixels stay as they are.");
 };
 wipe.onclick = () => brush.set(null);
 
@@ -269,19 +300,24 @@ function busy(now) {
   for (const element of [change, alter, download, link, brushing]) element.disabled = !shown;
 }
 
-/** Draws, and says whether it came to its end. */
-async function run(wish) {
+/** Draws, and says whether it came to its end. way: "asked" for by a button, "typed", or a "draft" of what is being typed;
+ *  while somebody types, nothing moves but the picture. */
+async function run(wish, way = "asked") {
   const mine = ++running,
     { first, ...asked } = wish,
     frames = [],
     { width, height } = wish,
+    still = calm() || way !== "asked",
     limits = describeLimits(wish.model, wish.prompt, width, height);
   painter ??= new Painter();
   busy(true);
-  film.replaceChildren();
-  progress.removeAttribute("value");
-  status.value = "Loading";
-  progress.hidden = false;
+  if (way === "asked") {
+    forget();
+    film.replaceChildren();
+    progress.removeAttribute("value");
+    say("Loading");
+    progress.hidden = false;
+  }
   let seen = null,
     complete = false,
     slow = "";
@@ -301,7 +337,7 @@ async function run(wish) {
     );
     frames.push(make("li", {}, look));
     seen = { picture, step };
-    if (!calm()) {
+    if (!still) {
       film.append(frames.at(-1));
       paint(canvas, picture);
     }
@@ -310,6 +346,7 @@ async function run(wish) {
     const { stopped, seconds } = await painter.ask("draw", asked, {
       ...hearLoading(() => mine !== running),
       read: (found) => {
+        if (mine !== running) return;
         progress.hidden = true;
         tell(found);
         if (!found.wasm)
@@ -319,39 +356,50 @@ async function run(wish) {
         if (mine !== running) return;
         brush.sheet.hidden = true; // the film is seen; the mask stays
         brushing.setAttribute("aria-pressed", "false");
-        status.value = `Step ${step.index + 1} of ${step.steps}, noise level ${step.t.toFixed(2)} to ${step.t_next.toFixed(2)}.`;
+        if (way === "asked")
+          say(`Step ${step.index + 1} of ${step.steps}, noise level ${step.t.toFixed(2)} to ${step.t_next.toFixed(2)}.`);
         if (step.rgba) keep(step);
-        else if (step.rough && !calm()) enlarge(step.rough, wish);
+        else if (step.rough && !still) enlarge(step.rough, wish);
       },
     });
     if (mine !== running) return false;
     complete = !stopped;
-    if (calm()) film.append(...frames);
-    if (!seen) status.value = "Stopped before the first step.";
+    if (!seen) say("Stopped before the first step.");
     else {
-      status.value =
-        (stopped
-          ? `Stopped after ${seen.step.index + 1} of ${seen.step.steps} steps: this is the picture expected from there.`
-          : `Drawn in ${seconds.toFixed(1)} s.`) +
-        slow +
-        (limits && ` ${limits}`);
-      show({ picture: seen.picture, wish, stopped });
-      const back = shown,
-        button = make(
-          "button",
-          { type: "button", "aria-label": `Show again: ${wish.prompt}`, onclick: () => show(back) },
-          paint(document.createElement("canvas"), seen.picture),
+      if (still) film.replaceChildren(...frames);
+      if (way === "draft" && complete) say(`One step so far. Pause, and nano draws it in ${steps.value}.`);
+      else
+        say(
+          (stopped
+            ? `Stopped after ${seen.step.index + 1} of ${seen.step.steps} steps: this is the picture expected from there.`
+            : `Drawn in ${seconds.toFixed(1)} s.`) +
+            slow +
+            (limits && ` ${limits}`),
         );
-      gallery.prepend(button);
+      show({ picture: seen.picture, wish, stopped });
+      if (way === "asked") hang(shown);
+      if (way !== "draft") remember();
     }
   } catch (error) {
-    if (mine === running) status.value = error.message;
+    if (mine === running) say(error.message);
   }
   if (mine === running) {
     progress.hidden = true;
     busy(false);
   }
   return complete;
+}
+
+/** A picture that somebody asked for, to be shown again later. */
+function hang(drawn) {
+  if (drawn.hangs) return;
+  drawn.hangs = true;
+  const small = paint(document.createElement("canvas"), drawn.picture),
+    again = () => {
+      show(drawn);
+      remember();
+    };
+  gallery.prepend(make("button", { type: "button", "aria-label": `Show again: ${drawn.wish.prompt}`, onclick: again }, small));
 }
 
 /** Marks a mistake as chosen, or none. */
@@ -361,18 +409,36 @@ function mark(name) {
     button.setAttribute("aria-pressed", String(button.textContent === name));
 }
 
+/** The right picture, and beside it the one with a mistake, or room for it. */
+function pair(right, title, wrong, ...words) {
+  const { width, height } = right;
+  note.replaceChildren(...words);
+  beside.replaceChildren(
+    figure(paint(make("canvas", { role: "img", "aria-label": "Right" }), right), "right"),
+    figure(
+      wrong
+        ? paint(make("canvas.wrong", { role: "img", "aria-label": title }), { rgba: wrong, width, height })
+        : make("canvas", { width, height, "aria-hidden": "true" }),
+      title,
+    ),
+    note,
+  );
+}
+
 /** The picture that is shown, drawn again with a mistake, beside the right one. */
 async function drawMistake(name) {
   mark(name);
-  beside.replaceChildren("Drawing …");
   const mine = chosen,
     [, , lines] = MISTAKES.find(([, its]) => its === name);
+  pair(shown?.picture ?? blank, name, null, "Drawing …");
+  beside.scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" }); // on a phone the rows are long
   let rgba;
   try {
     const there = shown || (await run(wished()));
     if (mine !== chosen) return;
     if (!there) throw new Error("Without a picture there is nothing to draw it beside.");
     mine.of = shown;
+    pair(shown.picture, name, null, "Drawing …");
     remember();
     const { first, ...asked } = shown.wish;
     const { stopped } = await painter.ask(
@@ -383,19 +449,17 @@ async function drawMistake(name) {
     if (mine !== chosen) return;
     if (stopped || !rgba) throw new Error("Stopped.");
   } catch (error) {
-    if (mine === chosen) beside.replaceChildren(error.message);
+    if (mine !== chosen) return;
+    mark(null);
+    note.textContent = error.message;
     return;
   }
-  const { picture, wish } = mine.of,
-    { width, height } = picture;
-  const apart = rgba.reduce((sum, level, i) => sum + Math.abs(level - picture.rgba[i]), 0) / (0.75 * rgba.length);
-  beside.replaceChildren(
-    make(
-      "div.row.maps",
-      {},
-      figure(paint(make("canvas", { "aria-label": `Right: ${wish.prompt}` }), picture), "right"),
-      figure(paint(make("canvas.wrong", { "aria-label": `${name}: ${wish.prompt}` }), { rgba, width, height }), name),
-    ),
+  const { picture } = mine.of,
+    apart = rgba.reduce((sum, level, i) => sum + Math.abs(level - picture.rgba[i]), 0) / (0.75 * rgba.length);
+  pair(
+    picture,
+    name,
+    rgba,
     make(
       "pre",
       { tabindex: 0 },
@@ -414,15 +478,15 @@ function enlarge(rough, { width, height }) {
 }
 
 function show(drawn) {
+  const waits = chosen && !chosen.of; // a mistake, for this picture
   shown = drawn;
-  if (chosen?.of && chosen.of !== drawn) {
+  if (!waits && chosen?.of !== drawn) {
     mark(null); // what stands beside is another picture's
-    beside.replaceChildren();
+    pair(drawn.picture, "one line wrong", null, CHOOSE);
   }
   paint(canvas, drawn.picture);
   brush.set(drawn.wish.mask);
   canvas.setAttribute("aria-label", `Drawn by klein-nano: ${drawn.wish.prompt}`);
-  remember();
   download.title = drawn.stopped
     ? "A run that was stopped cannot be drawn again from its file"
     : drawn.wish.reference
@@ -433,6 +497,7 @@ function show(drawn) {
 
 /** What is shown, into the address. */
 function remember() {
+  if (compact) return; // what is sent to others leads to the page with all settings
   const { wish } = shown,
     root = wish.first ?? wish,
     { width, height } = root;
@@ -465,7 +530,7 @@ form.onsubmit = (event) => {
 };
 editing.onsubmit = (event) => {
   event.preventDefault();
-  if (shown) attempt(() => run(changed()));
+  if (shown) attempt(runChanged);
 };
 stop.onclick = () => painter.stop();
 dice.onclick = () => {
@@ -476,12 +541,11 @@ model.onchange = () => {
   ({ steps: steps.value, guidance: guidance.value } = MODELS[model.value]);
   guided.hidden = model.value !== "nano-base";
   adapted.hidden = model.value !== ADAPTER.file;
+  typed.disabled = model.value === "nano-base"; // a minute a picture: too slow to follow anybody
 };
 prompt.oninput = () => {
-  if (shown && !page.matches("[aria-busy=true]"))
-    painter.ask("read", { prompt: prompt.value }, { read: tell }).catch((error) => {
-      status.value = error.message;
-    });
+  if (shown && !typed.checked && !page.matches("[aria-busy=true]"))
+    painter.ask("read", { prompt: prompt.value }, { read: tell }).catch((error) => say(error.message));
 };
 download.onclick = async () => {
   const { picture, wish } = shown,
@@ -493,13 +557,10 @@ download.onclick = async () => {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 };
 link.onclick = async () => {
+  remember();
   await navigator.clipboard.writeText(location.href).then(
-    () => {
-      status.value = "The link is in the clipboard; it stands in the address bar, too.";
-    },
-    () => {
-      status.value = "The link stands in the address bar.";
-    },
+    () => say("The link is in the clipboard; it stands in the address bar, too."),
+    () => say("The link stands in the address bar."),
   );
 };
 
@@ -520,32 +581,43 @@ function fill() {
   set("guidance", guidance);
   set("change", change);
   if (SIZES.includes(told.get("size"))) size.value = told.get("size");
-  const mistake = told.get("mistake");
-  if (!MISTAKES.some(([, its]) => its === mistake)) return;
-  mistakes.open = true;
-  const press = make("button", { type: "button", onclick: () => drawMistake(mistake) }, `Draw with “${mistake}”`);
-  beside.replaceChildren(make("p", {}, "The link leads to this mistake: ", press));
 }
-if (location.hash.includes("=")) fill();
-show_stored();
+
+/** A mistake of a link: offered, and drawn once the visitor says so. */
+function offered() {
+  const mistake = new URLSearchParams(location.hash.slice(1)).get("mistake");
+  if (!MISTAKES.some(([, its]) => its === mistake)) return [CHOOSE];
+  const press = make("button", { type: "button", onclick: () => drawMistake(mistake) }, `Draw with “${mistake}”`);
+  return [make("p", {}, "The link leads to this mistake: ", press)];
+}
 
 /** Before anything is loaded: the run of the first example, drawn when the site was made (`python site/live.py`). */
 function show_stored() {
   const pictures = [1, 2, 3, 4].map((step) =>
     make("img", { src: `images/draw-${step}.png`, width: SIZE, height: SIZE, alt: `Expected after step ${step}` }),
   );
-  const last = make("img", { src: "images/draw-4.png" });
+  const last = make("img", { src: "images/draw-4.png" }),
+    lay = (right) => pair(right, "one line wrong", null, ...offered());
+  lay(blank);
   last.onload = () => {
-    if (!running) canvas.getContext("2d").drawImage(last, 0, 0, SIZE, SIZE);
+    if (shown || running) return;
+    const paper = canvas.getContext("2d");
+    paper.drawImage(last, 0, 0, SIZE, SIZE);
+    lay({ ...blank, rgba: paper.getImageData(0, 0, SIZE, SIZE).data });
   };
   film.replaceChildren(...pictures.map((picture) => make("li", {}, picture)));
   canvas.setAttribute("aria-label", `Drawn by klein-nano: ${EXAMPLES[0]}`);
   const own = new URLSearchParams(location.hash.slice(1)),
-    stored = { prompt: EXAMPLES[0], seed: "7", size: SIZES[0], steps: "4", model: "nano", lora: null, change: null },
-    other = location.hash.includes("=") && Object.entries(stored).some(([name, value]) => own.get(name) !== value);
-  status.value = other
-    ? `A stored run of “${EXAMPLES[0]}”: Draw draws what the link says. Nothing has been loaded yet: the first ` +
-      `picture of your own loads ${megabytes(BYTES.first)}, and your browser keeps them.`
-    : `A stored run of this prompt. Nothing has been loaded yet: the first picture of your own loads ` +
-      `${megabytes(BYTES.first)}, and your browser keeps them.`;
+    same = { prompt: EXAMPLES[0], seed: "7", size: SIZES[0], steps: "4", model: "nano", lora: null, change: null },
+    other = filled && Object.entries(same).some(([name, value]) => own.get(name) !== value);
+  status.value =
+    (other
+      ? `A stored run of “${EXAMPLES[0]}”: Draw draws what the link says.`
+      : `A stored run of this prompt${typed.checked ? ": change a word, and the picture follows" : ""}.`) +
+    ` Nothing has been loaded yet; your first picture loads ${megabytes(BYTES.first)}, once.`;
 }
+
+const filled = !compact && location.hash.includes("=");
+if (filled) fill();
+show_stored();
+if (filled && note.querySelector("button")) document.querySelector("#one-line")?.scrollIntoView();

@@ -1,5 +1,5 @@
 // The page "Look inside": the book's diagram, alive, over the visitor's own sentence. Every box opens a view.
-import { BYTES, SIZE } from "./model.js";
+import { BYTES, SIZE, STORED } from "./model.js";
 import { AUC, LEVELS } from "./scores.js";
 import { calm, make, megabytes, paint, Painter } from "./painter.js";
 import { chart, figure, heat, overlay, slider, toggles, viridis } from "./views.js";
@@ -632,7 +632,7 @@ const VIEWS = {
       const right = picture(run, run.steps.at(-1)),
         spoiled = make("canvas.large", { role: "img", "aria-label": `${run.prompt}: ${what}` }),
         says = make("p", { "aria-live": "polite" }, "Drawing …");
-      paint(spoiled, right);
+      Object.assign(spoiled, { width: right.width, height: right.height }); // empty until it is drawn
       drawWithout(run, cut).then((after) => {
         paint(spoiled, after);
         const apart = right.rgba.reduce((sum, value, i) => sum + Math.abs(value - after.rgba[i]), 0);
@@ -832,7 +832,7 @@ function drawWithout(run, cut) {
 
 // ---------------------------------------------------------------- the page
 
-const prompt = make("input", { value: "a red circle above a blue square", required: true, autocomplete: "off" }),
+const prompt = make("input", { value: STORED.inside, required: true, autocomplete: "off" }),
   other = make("input", { value: "", placeholder: "a blue circle above a blue square", autocomplete: "off" });
 const seed = make("input", {
   value: 7,
@@ -988,10 +988,11 @@ function showFilm() {
   stepper.replaceChildren(film, chosen);
 }
 
-/** Before anything is loaded: the film that the page Draw shows, too, and the boxes that it came through. */
+/** Before anything is loaded: the film of the form's prompt, as it was when the site was made, and the boxes that it came
+ *  through. */
 function showStored() {
   const still = (step, as = "img") => {
-    const [src, alt] = [`images/draw-${step}.png`, `Expected after step ${step}`];
+    const [src, alt] = [`images/inside-${step}.png`, `Expected after step ${step}`];
     return make(as, { src, alt, width: SIZE, height: SIZE });
   };
   diagram();
@@ -1000,7 +1001,7 @@ function showStored() {
   says.textContent =
     "A stored run: what is expected after each of four steps, and what came out. Press a box, and your own sentence " +
     "is drawn and opened there.";
-  const caption = make("figcaption", {}, "a red house under a yellow sun");
+  const caption = make("figcaption", {}, STORED.inside);
   columns.replaceChildren(make("div.column", {}, make("figure", {}, caption, still(4, "img.large"))));
 }
 
@@ -1091,7 +1092,7 @@ const STOPS = [
 
 async function visit(i) {
   if (panel.hidden) {
-    prompt.value = "a red circle above a blue square";
+    prompt.value = STORED.inside;
     other.value = "a blue circle above a blue square";
     seed.value = 7;
     if (!(await run({}))) return;
@@ -1109,6 +1110,7 @@ async function visit(i) {
     make("p.row", {}, to("Back", i - 1), to("Next", i + 1), end),
   );
   panel.hidden = false;
+  status.value = "";
   panel.scrollIntoView({ block: "start", behavior: calm() ? "auto" : "smooth" });
 }
 

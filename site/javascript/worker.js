@@ -236,6 +236,8 @@ const work = {
       mask = wish.mask && tokenMask(wish.mask, wish.width, wish.height),
       Wrong = wish.mistake && (await loadMistake(wish.mistake)),
       walk = spoiling(klein, wish, Wrong, () => klein.draw({ ...wish, mask }));
+    await pause();
+    if (ended()) return { stopped: true }; // newer wishes came while the one before was at work
     tell("read", read(klein, wish.prompt));
     for (;;) {
       const { value: step, done } = spoiling(klein, wish, Wrong, () => walk.next());

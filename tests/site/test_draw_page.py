@@ -236,18 +236,26 @@ def test_a_mask_of_everything_is_answered(draw):
 def test_a_mistake_beside_the_right_picture(draw, nano):
     """A toggle draws once more with a wrong line, which is shown; the next picture is right again."""
     page, log = draw()
-    page.click("text=What if one line were wrong?")
-    page.click("text=h and w swapped")
+    pair, rows = page.locator(".beside").bounding_box(), page.locator("#live-mistakes .chapter >> nth=0").bounding_box()
+    assert pair["y"] + pair["height"] <= rows["y"] and pair["height"] > 200, "the pictures have their room above"
+    page.click("#live-mistakes >> text=h and w swapped")
     page.wait_for_selector("canvas.wrong", timeout=LONG)
     right = nano("a red house under a yellow sun", seed=7, progress=False)
     with mistakes.line(image_ids, "zero + t, h, w, zero", "zero + t, w, h, zero"):
         same(nano("a red house under a yellow sun", seed=7, progress=False), picture(page, "canvas.wrong"))
     same(right, picture(page))
     assert "- [t, Math.floor(i / gw), i % gw, 0]\n+ [t, i % gw, Math.floor(i / gw), 0]" in page.inner_text(
-        "details pre"
+        "#live-mistakes pre"
     )
-    assert "In the atlas's pictures: The judge finds " in page.inner_text("details:has(canvas.wrong)")
-    assert page.locator("details [aria-pressed=true]").all_inner_texts() == ["h and w swapped"]
+    assert "In the atlas's pictures: The judge finds " in page.inner_text("#live-mistakes")
+    assert page.locator("#live-mistakes [aria-pressed=true]").all_inner_texts() == ["h and w swapped"]
+    page.evaluate("""() => { window.laid = []; const beside = document.querySelector('.beside');
+        new MutationObserver(() => laid.push([beside.querySelectorAll('figcaption')[1].textContent,
+            beside.querySelectorAll('canvas.wrong').length])).observe(beside, {childList: true}); }""")
+    page.click("#live-mistakes >> text=linear")
+    page.wait_for_function("window.laid.at(-1)?.[1] === 1", timeout=LONG)
+    laid = page.evaluate("window.laid")
+    assert laid[0] == ["linear", 0] and laid[-1] == ["linear", 1], "no old picture under a new title"
     page.click("button.chief")
     page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)
     same(right, picture(page))
@@ -258,29 +266,28 @@ def test_a_mistake_beside_the_right_picture(draw, nano):
 def test_a_mistake_travels_in_a_link(draw, nano):
     """It is offered, and drawn once the visitor says so; another picture has none beside it."""
     page, _ = draw()
-    page.click("text=What if one line were wrong?")
-    page.click("text=pairs by halves")
+    page.click("#live-mistakes >> text=pairs by halves")
     page.wait_for_selector("canvas.wrong", timeout=LONG)
     link = page.evaluate("location.hash")
     assert link.endswith("&mistake=pairs+by+halves")
     wrong = picture(page, "canvas.wrong")
     page, log = draw(link)
     assert "A stored run of this prompt" in page.inner_text(SAYS)
-    assert page.get_attribute("details:has(.chapter)", "open") is not None
     assert not [url for url in log.requests if "/nano-" in url] and page.locator("canvas.wrong").count() == 0
     page.click("text=Draw with “pairs by halves”")
     page.wait_for_selector("canvas.wrong", timeout=LONG)
     assert (picture(page, "canvas.wrong") == wrong).all() and page.evaluate("location.hash") == link
     page.click("text=a yellow star on a blue background")
     page.wait_for_function("!location.hash.includes('mistake')", timeout=LONG)
-    assert page.locator("canvas.wrong, details [aria-pressed=true]").count() == 0
+    assert page.locator("canvas.wrong, #live-mistakes [aria-pressed=true]").count() == 0
     assert log.errors == []
 
 
 @pytest.mark.slow
 def test_an_unknown_mistake_of_a_link_is_none(draw):
     page, log = draw("#prompt=a+boat&mistake=%3Cb%3E")
-    assert page.get_attribute("details:has(.chapter)", "open") is None and log.errors == []
+    page.wait_for_selector("#live-mistakes button")
+    assert page.locator("text=Draw with").count() == 0 and log.errors == []
 
 
 @pytest.mark.slow
@@ -585,10 +592,37 @@ def test_less_motion(draw):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("field, value", [("prompt", "a boat"), ("seed", "5"), ("steps", "2")])
+def test_enter_in_a_field_draws(draw, field, value):
+    """Also where the settings stand, beside the picture."""
+    page, log = draw("#prompt=a+sun&seed=2&size=64x64&steps=1")
+    page.fill(f"[name={field}]", value)
+    page.press(f"[name={field}]", "Enter")
+    page.wait_for_selector(".gallery button", timeout=LONG)
+    assert f"{field}={value.replace(' ', '+')}" in page.evaluate("location.hash") and log.errors == []
+
+
+def test_on_a_phone_the_picture_comes_first(chromium, home):
+    """It stands above settings and suggestions, and is seen whole after Draw without scrolling."""
+    page = chromium.new_context(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True).new_page()
+    page.goto(f"{home}/draw.html")
+    page.tap("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    box = page.locator(BIG).bounding_box()
+    assert box["y"] > 0 and box["y"] + box["height"] < 844 and page.evaluate("scrollY") == 0
+    for later in ("[name=seed]", "[name=model]", "text=a yellow star on a blue background", "[name=change]"):
+        assert page.locator(later).bounding_box()["y"] > box["y"] + box["height"]
+    page.context.close()
+
+
+@pytest.mark.slow
 def test_without_scripts_and_from_a_file(chromium, site, home):
     page = chromium.new_context(java_script_enabled=False).new_page()
-    page.goto(f"{home}/draw.html")
-    assert "needs JavaScript" in page.inner_text("#live-draw")
+    for name, place in (("draw", "live-draw"), ("inside", "live-inside"), ("home", "live-draw-compact")):
+        page.goto(f"{home}/{name}.html")
+        assert "needs JavaScript" in page.inner_text(f"#{place}")
+        shown = page.locator(f"#{place} img").evaluate_all("pictures => pictures.map(e => e.naturalWidth)")
+        assert shown == [96] * 4 and page.locator(f"#{place}").bounding_box()["height"] < 250, "pictures, and no hole"
     page.context.close()
     page = chromium.new_context().new_page()
     page.goto((site / "draw.html").as_uri())

@@ -9,8 +9,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from PIL import Image
 from site_model import write_site_model
-from test_draw_page import FAULTS, LONG, picture, same
+from test_draw_page import FAULTS, LONG, ROOT, picture, same
 
 from kleinlite import Klein
 from kleinlite.inside import record_attention
@@ -154,6 +155,10 @@ def test_it_opens_on_a_stored_film_and_every_box_draws(open_page, home):
     page, log = open_page(f"{home}/inside.html")
     assert page.locator(".stepper .film img").count() == 4 and page.locator(".columns img").count() == 1
     assert "A stored run" in page.inner_text(".says") and page.is_disabled("text=Copy link")
+    assert page.inner_text(".columns figcaption") == page.input_value("[name=prompt]") == PROMPT
+    for i, step in enumerate(Klein.from_pretrained().stream(PROMPT, seed=7, progress=False)):
+        file = page.locator(f".stepper .film li:nth-child({i + 1}) img").get_attribute("src")
+        same(step.preview(), np.array(Image.open(ROOT / "notebooks" / file)))
     loop = page.locator(".map .loop")
     assert loop.locator(".times").inner_text() == "↻ 4 times"
     assert loop.locator("button").all_inner_texts() == ["latents", "attention", "modulation", "velocity"]
@@ -445,6 +450,28 @@ def test_the_tour_goes_where_its_words_lead(open_page, home):
     page.click("button.chief")
     page.wait_for_selector("[data-view=without][aria-pressed=true]", timeout=LONG)
     assert log.errors == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width, height", [(390, 844), (1280, 800)])
+def test_on_a_small_screen_the_tour_folds_the_map(chromium, home, width, height):
+    """What is shown begins on the screen that its words stand on; without the tour the map is there."""
+    page = chromium.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
+    page.goto(f"{home}/inside.html")
+    assert page.is_visible(".map")
+    page.click("text=Take the tour")
+    for stop in range(1, 12):
+        page.wait_for_function(
+            f"document.querySelector('.stop .count')?.innerText.startsWith('{stop} of')", timeout=LONG
+        )
+        assert page.is_hidden(".map")
+        words, shown = (
+            page.locator(at).bounding_box()["y"] for at in (".stop", ".columns :is(canvas, svg, p) >> nth=0")
+        )
+        assert 0 <= words < shown < height - 60
+        page.click(".stop >> text=" + ("Next" if stop < 11 else "End the tour"))
+    assert page.is_visible(".map")
+    page.close()
 
 
 def test_what_the_tour_says_is_true(nano):

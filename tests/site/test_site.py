@@ -351,6 +351,34 @@ def test_what_is_too_heavy(make, tmp_path):
     assert make("1")[1] == ["The whole site would weigh 33 MB, it may weigh 32 MB"]
 
 
+PARTS = """# A file in parts.
+
+# ---- 1. Arrays
+x = "{{#py nothing}} costs $5, $6"
+
+# ---- 2. All together
+print(x)
+"""
+
+
+def test_a_part_of_a_file(tmp_path):
+    """From its line to the next part's, as code that nobody touches; one that is not there ends the build."""
+    (tmp_path / "pyproject.toml").write_text('Repository = "https://github.com/you/project"\n')
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "small.py").write_text(PARTS)
+
+    def build(text):
+        chapter = {"path": "small.md", "content": text, "sub_items": []}
+        context = {"root": str(tmp_path), "config": {"book": {"src": "notebooks"}}}
+        return site.rewrite_book(context, {"items": [{"Chapter": chapter}]}), chapter["content"]
+
+    problems, text = build("# Small\n\n{{#part small.py 2}}\n\nand\n\n{{#part small.py 1}}\n")
+    first, last = PARTS.split("\n", 2)[2].split("\n\n")
+    assert problems == [] and text == f"# Small\n\n```python\n{last.strip()}\n```\n\nand\n\n```python\n{first}\n```\n"
+    assert build("{{#part small.py 3}}")[0] == ["notebooks/small.md: there is no part 3 of small.py to show"]
+    assert build("{{#part gone.py 1}}")[0] == ["notebooks/small.md: there is no part 1 of gone.py to show"]
+
+
 # mdBook's protocol
 
 

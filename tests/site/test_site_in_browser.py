@@ -103,6 +103,7 @@ def test_pages_are_complete(pages):
         assert all(picture.get("alt", "").strip() for picture in page.pictures), name
         inside = re.sub(r"<(pre|code|script)\b.*?</\1>", "", page.text, flags=re.S)
         assert not re.search(r"\$\$|\\frac|\\begin\{|\{\{#", inside), f"{name} shows raw LaTeX or a marker"
+        assert not re.search(r"<p>\| ", inside), f"{name} shows a row of a table that an empty line cut off"
         if name not in ("promotion.html", "print.html"):
             code = " ".join(re.findall(r"<pre>.*?</pre>", page.text, re.S))
             assert "#| " not in code and "NBVAL_" not in code, f"{name} shows a mark"
@@ -116,7 +117,7 @@ def test_pictures_say_how_large_they_are(pages):
         unsized = [p for p in pictures if not (re.search(r' width="\d+"', p) and re.search(r' height="\d+"', p))]
         assert unsized == [], name
     home = [picture for picture in pages["home.html"].pictures if "width" in picture]
-    assert len(home) == 2
+    assert len(home) == 5  # four of a stored run, for who has no scripts
     for picture in home:
         assert (int(picture["width"]), int(picture["height"])) == Image.open(NOTEBOOKS / picture["src"]).size
 
@@ -294,14 +295,17 @@ def test_print_is_black_on_white_in_the_dark(open_page, home, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize("name", ["draw", "inside", "train"])
-def test_nothing_jumps_when_a_living_part_comes(open_page, home, name, width):
+@pytest.mark.parametrize("name, place", [
+    ("draw", "live-draw"), ("draw", "live-mistakes"), ("home", "live-draw-compact"), ("inside", "live-inside"),
+    ("train", "live-toy"),
+])  # fmt: skip
+def test_nothing_jumps_when_a_living_part_comes(open_page, home, name, place, width):
     """The page keeps room for it, so that the text below stays where it is."""
     page, _ = open_page(f"{home}/{name}.html", width=width)
     page.wait_for_selector(".live button")
     page.wait_for_timeout(300)
     grown = "e => e.getBoundingClientRect().height - parseFloat(getComputedStyle(e).minHeight)"
-    assert page.eval_on_selector(f"#live-{'toy' if name == 'train' else name}", grown) < 8
+    assert page.eval_on_selector(f"#{place}", grown) < 8
 
 
 @pytest.mark.slow
@@ -322,6 +326,23 @@ def test_themes(open_page, home):
     choose_theme(page, "default_theme")
     assert page.evaluate(chosen) == "navy"
     assert log.errors == []
+
+
+@pytest.mark.parametrize("name", ["draw.html", *slow("index.html", "solutions/03_text_encoder.html", "print.html")])
+def test_the_first_tab_leads_to_the_content(open_page, home, name):
+    """Past the sidebar's links and the menu, by keyboard; the address keeps what it holds."""
+    page, log = open_page(f"{home}/{name}#prompt=a+boat")
+    focused = "document.activeElement"
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{focused}.innerText") == "Skip to the content"
+    left = page.evaluate(f"{focused}.getBoundingClientRect().left")
+    assert 0 <= left < 50, "it is seen while it has the focus"
+    page.keyboard.press("Enter")
+    assert page.evaluate(f"{focused}.tagName") == "MAIN"
+    assert page.evaluate("document.querySelector('.skip').getBoundingClientRect().right") < 0
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{focused}.closest('main') !== null && {focused}.tagName !== 'MAIN'")
+    assert page.evaluate("location.hash") == "#prompt=a+boat" and log.errors == []
 
 
 def test_the_sidebar_is_short(open_page, home):
