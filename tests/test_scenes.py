@@ -1,10 +1,14 @@
 """The drawn world: the same for the same seed, captions that are true, edits that change only what they name."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import ImageChops
 
+from kleinlite import scenes
 from kleinlite.scenes import (
     COLOURS,
     Scene,
@@ -134,3 +138,15 @@ def test_recolouring_one_thing_leaves_most_pixels_alone():
     after = replace(before, things=(replace(before.things[0], colour="green"), before.things[1]))
     share = changed_share(draw(before), draw(after))
     assert 0.05 < share < 0.2
+
+
+STORED = json.loads((Path(__file__).parent / "goldens" / "scenes.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_drawings_are_those_that_nano_learned_from(name):
+    """The mean color of each of 6 × 6 places, up to what another Pillow rounds."""
+    kind, seed = name.split()
+    drawn = np.asarray(draw(getattr(scenes, kind)(int(seed)), 48), float)
+    places = drawn.reshape(6, 8, 6, 8, 3).mean(axis=(1, 3)).reshape(-1)
+    assert np.abs(places - STORED[name]).max() < 2
