@@ -1,7 +1,6 @@
 """Sampling.
 
-We turn noise into data by following a velocity field in a few straight steps, and see why uneven steps help, and
-which ones klein takes.
+Follow an average from noise, and you end at a sharp picture. Why does that work?
 
 Letters: b pictures, n picture tokens, c channels, t noise level from 1 (noise) to 0 (picture), mu and shift of the
 schedule.
@@ -10,7 +9,7 @@ Sources: rectified flow: Liu et al. 2022, arXiv 2209.03003. Flow matching: Lipma
 Classifier-free guidance: Ho and Salimans 2022, arXiv 2207.12598. The constants of `empirical_mu`:
 compute_empirical_mu in the FLUX.2 authors' and diffusers' code.
 
-Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal 8141827d)
+Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal dd9ba985)
 """
 
 import math

@@ -98,7 +98,7 @@ def main(chapters: list[str]) -> None:
     matplotlib.use("Agg")
     file = NOTEBOOKS / "ladder.json"
     ladder: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for chapter in chapters or ["00", "01", "02", "03", "04", "05"]:
+    for chapter in chapters or ["00", "01", "02", "03", "05"]:
         notebook = next(NOTEBOOKS.glob(f"{chapter}_*.ipynb"))
         for seed in SEEDS:
             for row in chapter_rows(notebook, seed):
