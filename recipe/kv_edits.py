@@ -30,7 +30,7 @@ from kleinlite.transformer import Transformer
 from recipe.curriculum import edit_allowed
 
 NAME = "kv-edits"
-FILE = Path(__file__).parents[1] / "notebooks" / "weights" / f"{NAME}.safetensors"
+FILE = Path(__file__).parent / "weights" / f"{NAME}.safetensors"
 RANK = 16
 STEPS = 400
 BATCH = 12

@@ -49,7 +49,7 @@ from kleinlite.z_image import PLAIN_TEMPLATE, ZImageTransformer, caption_ids, st
 
 from .curriculum import Curriculum, make_lessons
 
-FILE = Path(__file__).parents[1] / "notebooks" / "weights" / "z-nano.safetensors"
+FILE = Path(__file__).parent / "weights" / "z-nano.safetensors"
 GRID = (6, 6)
 TOKENS = 32  # of a caption, pads included
 STEPS = 8

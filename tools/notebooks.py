@@ -65,7 +65,7 @@ def digest(*contents: bytes) -> str:
 @cache
 def bundled_weights() -> str:
     """The weights that come with the package, as a number that does not depend on the folder they lie in."""
-    files = [p for f in ("kleinlite/nano/weights", "notebooks/weights") for p in (ROOT / f).rglob("*.safetensors")]
+    files = [p for f in ("kleinlite/nano/weights", "recipe/weights") for p in (ROOT / f).rglob("*.safetensors")]
     return digest(*sorted(file.read_bytes() for file in files))
 
 

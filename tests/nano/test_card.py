@@ -21,7 +21,7 @@ def test_the_card_names_todays_weights():
 
 def test_the_card_says_how_large_the_files_are():
     nano = sum(file.stat().st_size for file in WEIGHTS.rglob("*") if file.is_file())
-    book = sum(file.stat().st_size for file in (PAGE.parent / "weights").iterdir())
+    book = sum(file.stat().st_size for file in (PAGE.parents[1] / "recipe" / "weights").iterdir())
     [row] = re.findall(r"^\| files \| (.*)", CARD, re.M)
     assert re.findall(r"([\d.]+) MB", row) == [f"{size / 1e6:.1f}" for size in (nano, book)]
 
