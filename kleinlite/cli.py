@@ -10,27 +10,30 @@ import itertools
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from . import __version__
-from .completion import SHELLS, write_completion
-from .errors import Parser, UserError, notes_may_be_lost, printable, run_command
+from .completion import SHELLS, find_commands, write_completion
+from .errors import USER_ERRORS, MissingFileError, Parser, UserError, notes_may_be_lost, printable, run_command
 from .models.registry import SMALL_DECODER
 
 if TYPE_CHECKING:
     from mlx.core.distributed import Group
     from PIL import Image
 
-    from .inference.request import Options
+    from .inference.request import Options, Request
+    from .models.checkpoint import ModelInfo
     from .models.lora_files import Adapter
     from .pipeline import Klein
 
@@ -40,9 +43,8 @@ RAW_HELP = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
 examples:
   kleinlite generate "a red house under a yellow sun" --seed 7 -o house.png
-  kleinlite generate "make the house blue" --image house.png
+  kleinlite generate "make the house blue" --image house.png --seed 7 -o blue.png
   kleinlite generate --like house.png --seed 8
-  kleinlite generate "make the house blue" --image house.png --mask house-mask.png
   mlx.launch -n 2 -- python -m kleinlite generate --prompts wishes.txt     on several machines: each its share
 """
 NANO = """\
@@ -65,8 +67,9 @@ examples:
   kleinlite train-lora arrows --model nano-base -o arrow.safetensors     a dozen drawn arrows of 96x96 pixels do
   kleinlite train-lora my-dog --model base-4b --size 512x512 --quantize 4 -o dog.safetensors
   kleinlite generate "a photo of my dog on the moon" --model 4b --lora dog.safetensors:0.9
-Stopped by Ctrl-C, the same command goes on where it was. Samples are in dog.training: look at
-them, they say more than the loss on held-out pictures, of which there are some where there are 20 pictures or more.
+Stopped by Ctrl-C, the same command goes on where it was, and with more --steps a finished one does, too. Samples are
+in dog.training: look at them, they say more than the loss on held-out pictures, of which there are some where there are
+20 pictures or more.
 """
 
 # ---------------------------------------------------------------- what is typed
@@ -175,6 +178,8 @@ def make_parser() -> Parser:
     about += "folder -o (made if it is not there; default: this one); pictures that are there are left out, so that "
     about += "the same command goes on"
     add("--prompts", type=Path, metavar="FILE", help=about)
+    about = "for a --model that is one file with a transformer: the model that has its other parts, such as 4b"
+    add("--parts", metavar="NAME", help=about)
     about = f"a narrower decoder: {SMALL_DECODER}, or a model's folder or autoencoder file"
     add("--decoder", metavar="NAME", help=about)
     add("--offline", action="store_true", help="download nothing, and ask no network")
@@ -183,6 +188,7 @@ def make_parser() -> Parser:
     about = "fetch a model, or what is new in it, and print where it is"
     add = command("download", download, about)
     add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, owner/name")
+    add("--plan", action="store_true", help="only say what it takes, and ask no network")
     about = "write a model in fewer bits, as a folder that is loaded like the model itself"
     add = command("quantize", quantize, about, epilog=QUANTIZE_EXAMPLES, formatter_class=RAW_HELP)
     add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, folder or file")
@@ -197,7 +203,7 @@ def make_parser() -> Parser:
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the adapter, a .safetensors file")
     about = "how much it can learn, and its size (default: 16); or for some kinds of matrices: qkv=16,linear1=8"
     add("--rank", type=parse_rank, default=16, metavar="R", help=about)
-    add("--steps", type=INTEGER, default=500, metavar="N", help="steps of training (default: 500)")
+    add("--steps", type=INTEGER, default=500, metavar="N", help="steps of training (default: 500); more of them go on")
     about = "the peak of the learning rate (default: by the model's width, 1e-4 for base-4b, 1.2e-3 for nano-base)"
     add("--rate", type=NUMBER, metavar="X", help=about)
     add("--batch", type=INTEGER, default=1, metavar="B", help="pictures at a time (default: 1)")
@@ -236,11 +242,9 @@ def make_stem(prompt: str) -> str:
 
 def check_output(path: Path) -> None:
     """Refuse a file that could not be written, before there is a picture to lose."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: name a file in it, such as {path / 'picture.png'}.")
-    if path.suffix.lower() != ".png":
-        example = path.with_suffix(".png") if path.name else "picture.png"
-        raise UserError(f"Pictures are written as PNG and {path} does not end in .png: try {example}.")
+    from .inference.picture_file import check_png_name
+
+    check_png_name(path)
     check_folder(path.parent)
 
 
@@ -285,12 +289,15 @@ def resolve_arguments(args: argparse.Namespace) -> tuple[str, dict[str, Any], Ad
     if like.get("noise") and args.seed is None:
         raise UserError(f"{args.like} was drawn from noise that was given, which it does not contain: name a --seed.")
     parts = like.get("parts") or {}
+    try:
+        fetch_other_parts(parts, offline=True)
+    except MissingFileError:
+        *_, place = parts.values() if isinstance(parts, dict) else [parts]
+        was = f"{args.like} was drawn with parts of {place!r}, which is not on this machine"
+        raise UserError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.") from None
+    parts = args.parts or parts
     if args.decoder is not None:
         parts = replace_decoder(parts, args.decoder)
-    for place in parts.values() if isinstance(parts, dict) else [parts]:
-        if not is_here(place):
-            was = f"{args.like} was drawn with parts of {place!r}, which is not on this machine"
-            raise UserError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.")
 
     def pick(name: str, typed: Any, default: Any = None) -> Any:
         return like.get(name, default) if typed is None else typed
@@ -336,10 +343,21 @@ def ensure_fetched(model: str, offline: bool) -> None:
         fetch_model(model, offline=offline)
 
 
-def replace_decoder(parts: Any, decoder: str) -> dict[str, str]:
-    """`parts` with another autoencoder. Raises UserError where all parts come from one model that --like names."""
+def fetch_other_parts(parts: str | dict[str, str], offline: bool) -> None:
+    """See that what `parts` names is on this machine: a model but for its transformer, or one part each."""
+    from .models.describe import is_here
+    from .models.download import fetch_model, fetch_parts
+
+    for place in parts.values() if isinstance(parts, dict) else [parts]:
+        if not is_here(place):
+            fetch = fetch_model if isinstance(parts, dict) else fetch_parts
+            fetch(place, offline=offline)
+
+
+def replace_decoder(parts: str | dict[str, str], decoder: str) -> dict[str, str]:
+    """`parts` with another autoencoder. Raises UserError where all parts come from one model."""
     if isinstance(parts, str):
-        raise UserError(f"The picture was drawn with all parts of {parts!r}: --decoder cannot replace one of them.")
+        raise UserError(f"All parts are those of {parts!r}: --decoder cannot replace one of them.")
     return {**parts, "vae": decoder}
 
 
@@ -365,8 +383,35 @@ def generate(args: argparse.Namespace) -> None:
 
     group = mx.distributed.init()
     own_temporary_folder(group)
-    with say_who_is_lost():
+    with say_who_is_lost(), ending_soon():
         generate_in(group, args)
+
+
+@contextmanager
+def ending_soon() -> Iterator[None]:
+    """Within, Ctrl-C ends the process after a second, should it not have ended by then.
+
+    A step is one call into MLX, which may take a minute, and Python hears of Ctrl-C between two calls. The system
+    writes it into a pipe at once, from which a thread reads.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    ended = threading.Event()
+
+    def end() -> None:
+        if os.read(reading, 1) == bytes([signal.SIGINT]) and not ended.wait(1):
+            print("\n" * sys.stderr.isatty() + "kleinlite: stopped.", file=sys.stderr, flush=True)  # below the bar
+            os._exit(130)
+        os.close(reading)
+
+    before = signal.set_wakeup_fd(writing)
+    threading.Thread(target=end, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(before)
+        os.close(writing)
 
 
 def generate_in(group: "Group", args: argparse.Namespace) -> None:
@@ -376,7 +421,8 @@ def generate_in(group: "Group", args: argparse.Namespace) -> None:
     if args.watch:
         check_output(Path(args.watch))
     model, settings, adapters, prompt, options = resolve_arguments(args)
-    seed = check_before_loading(args, model, settings, adapters, prompt, options, group)
+    request, info = check_before_loading(args, model, settings, adapters, prompt, options, group)
+    seed = request.seeds[0]
     if options["seed"] is None:
         seed = from_first([seed], group)[0]
     if args.prompts is None:
@@ -384,8 +430,13 @@ def generate_in(group: "Group", args: argparse.Namespace) -> None:
     else:
         jobs = leave_out_drawn(list_jobs(read_prompts(args.prompts), args.output or Path(), seed), group)
     ensure_fetched(model, args.offline)
+    fetch_other_parts(settings["parts"], args.offline)
     klein = Klein.from_pretrained(model, **settings, group=None if args.prompts else group)
     klein.loras.add_all(adapters)
+    klein.parts.check_memory(request)  # before anything is said of it
+    if group.rank() == 0:
+        for note in list_notes(request, info, adapters, [prompt for _, prompt, _ in jobs]):
+            print(printable(note), file=sys.stderr)
     quantize = settings["quantize"]
     name = model if quantize is None else f"{model} in {name_quantization(quantize)}"
     name += "".join(f" + {lora} × {scale:g}" for lora, scale in klein.loras.items())
@@ -409,7 +460,6 @@ def draw_job(
     """
     from .files import take_free_name
     from .inference.picture_file import save_picture, write_png
-    from .nano.limits import describe_limits
 
     path, prompt, seed = job
     options = {**options, "seed": seed}
@@ -424,9 +474,6 @@ def draw_job(
         save_picture(picture, path)
     else:
         path = take_free_name(number_names(path), lambda draft: write_png(picture, draft))
-    note = "" if klein.loras else describe_limits(klein.info.name, klein.info.size, prompt, *picture.size)
-    if note:
-        print(printable(note), file=sys.stderr)
     if prints:
         about = f"{path}: {picture.width}x{picture.height}, {name}, seed {seed}, {seconds:.1f} s"
         print(printable(about), flush=True)
@@ -498,17 +545,34 @@ def draw(klein: "Klein", prompt: str, options: "Options", watch: str | None) -> 
     return picture
 
 
+def list_notes(request: "Request", info: "ModelInfo", adapters: Adapters, prompts: list[str]) -> list[str]:
+    """What is to be said before it is drawn: what will not come out, and why."""
+    from .nano.limits import describe_limits
+
+    notes = []
+    if not all(prompt.strip() for prompt in prompts):
+        notes.append("The prompt is empty: the picture may be of anything.")
+    if request.steps > 1 and any(adapter.source == "one-look" for adapter, _ in adapters):
+        notes.append("one-look draws in a single step: add --steps 1.")
+    if not adapters:
+        size = request.width, request.height
+        notes += [describe_limits(info.name, info.size, prompt, *size) for prompt in prompts]
+    return [note for note in dict.fromkeys(notes) if note]
+
+
 def check_before_loading(
     args: argparse.Namespace, model: str, settings: dict[str, Any], adapters: Adapters, prompt: str,
     options: "Options", group: "Group",
-) -> int:  # fmt: skip
-    """Refuse what can be refused before gigabytes are fetched, and return the seed; the files have the last word."""
+) -> tuple["Request", "ModelInfo"]:  # fmt: skip
+    """Refuse what can be refused before gigabytes are fetched; the files have the last word."""
     from .inference.loras import Loras
-    from .inference.memory_check import check_memory, plan_model
+    from .inference.memory_check import FEWER_BITS, check_memory, plan_model
     from .models.describe import describe
     from .pipeline import prepare_request
 
     quantize = settings["quantize"]
+    if Path(model).exists():
+        fetch_other_parts(settings["parts"], args.offline)  # of which its own description is made
     facts = describe(model, quantize, settings["parts"])
     if facts.configs is None:  # how its family counts guidance, its files will tell
         request = prepare_request(facts.info, prompt, {**options, "guidance": None})
@@ -524,9 +588,9 @@ def check_before_loading(
     if facts.configs and not facts.here:
         size: dict[str, Any] = {"width": request.width, "height": request.height, "prompts": [prompt]}
         size["machines"] = 1 if args.prompts else group.size()
-        choice = () if quantize or facts.is_quantized else (8, 6, 5, 4, 3)
+        choice = () if quantize or facts.is_quantized else FEWER_BITS
         check_memory(plan_model(facts, **size), {bits: plan_model(describe(model, bits), **size) for bits in choice})
-    return request.seeds[0]
+    return request, facts.info
 
 
 def name_quantization(quantize: int | str) -> str:
@@ -566,9 +630,10 @@ def print_facts(facts: dict) -> None:
 
 
 def models(args: argparse.Namespace) -> None:
+    from .inference.memory_check import machine_memory
     from .models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_BYTES
 
-    head = "name", "steps", "parameters", "memory, GB", "download", "licence", "here"
+    head = "name", "steps", "parameters", "memory, GB", "download", "licence", "fits", "here"
     rows = [head, *map(describe_model, [*BUNDLED, *MODELS])]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
@@ -576,56 +641,59 @@ def models(args: argparse.Namespace) -> None:
     print(
         "\nA distilled model has its guidance built in. Parameters: the transformer's + the text encoder's."
         "\nMemory: for a picture of 512x512 (nano: 96x96), weights as published / in 8 bits / in 4 (`--quantize`);"
-        "\nPython and MLX take 0.1 GB more."
+        f"\nPython and MLX take 0.1 GB more. Fits: into the {machine_memory()[0] / 1e9:.1f} GB of this machine."
         "\nWhat is not here is fetched on first use, or by `kleinlite download NAME`, from huggingface.co, a"
         "\ngated model after you have accepted its licence there and logged in with `hf auth login`."
         f"\nBeside them, {SMALL_DECODER} ({SMALL_DECODER_BYTES / 1e6:.0f} MB, Apache-2.0): "
-        f'Klein.from_pretrained("4b", parts={{"vae": "{SMALL_DECODER}"}}).'
+        f"`--decoder {SMALL_DECODER}`."
     )
 
 
 def describe_model(name: str) -> tuple[str, ...]:
     """One row of the table."""
-    from .inference.memory_check import plan_model
+    from .inference.memory_check import FEWER_BITS, machine_memory, plan_model
     from .memory import count_parameters
     from .models.describe import describe
     from .models.families import network_of
 
-    try:
-        facts = describe(name)
-    except (OSError, ValueError):
-        return name, *[""] * 5, "not in this version"
+    facts = describe(name)
     released = facts.released
     if released:
         counts = [released.size.transformer_parameters, released.size.text_encoder_parameters]
-        settings = [None] if facts.is_quantized else [None, 8, 4]
-        plans = [plan_model(describe(name, setting), width=512, height=512) for setting in settings]
+        settings = [None] if facts.is_quantized else [None, *FEWER_BITS]
+        plans = {bits: plan_model(describe(name, bits), width=512, height=512) for bits in settings}
         here = "yes" if facts.here else "no, gated" if released.size.gated else "no"
     else:
         assert facts.configs is not None  # a bundled model is here
         networks: list[Any] = [facts.configs.transformer, facts.configs.text_encoder]
         counts = [count_parameters(network_of(cfg), cfg) for cfg in networks]
-        plans = [plan_model(facts, width=facts.info.size, height=facts.info.size)]
+        plans = {None: plan_model(facts, width=facts.info.size, height=facts.info.size)}
         here = "bundled"
+    most = machine_memory()[0]
+    fitting = [bits for bits, plan in plans.items() if plan.peak_bytes <= most]
+    shown = [plan.peak_bytes for bits, plan in plans.items() if bits in (None, 8, 4)]
     return (
         name,
         f"{facts.info.steps}, distilled" if facts.info.distilled else str(facts.info.steps),
         " + ".join(f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in counts),
-        " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in (plan.peak_bytes for plan in plans)),
+        " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in shown),
         f"{facts.download_bytes / 1e9:.1f} GB" if released else "none",
         facts.license,
+        "no" if not fitting else "yes" if fitting[0] is None else f"--quantize {fitting[0]}",
         here,
     )
 
 
 def download(args: argparse.Namespace) -> None:
-    from .models.download import download_model, find_cached
+    from .models.download import download_model, find_cached, plan_offline
     from .models.registry import find_bundled
 
     if find_bundled(args.model):
         return print(f"{args.model} comes with kleinlite: there is nothing to download.")
     if Path(args.model).exists():
         raise UserError(f"{args.model} is on this machine already: name a model of `kleinlite models`, or owner/name.")
+    if args.plan:
+        return print(plan_offline(args.model))
     download_model(args.model)
     print(find_cached(args.model))
 
@@ -677,7 +745,10 @@ def train_lora(args: argparse.Namespace) -> None:
     check_plan(plan)
     trainer = LoraTrainer(Klein.from_pretrained(args.model, quantize=args.quantize), examples, out, settings)
     trainer.train()
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; how it went is in {trainer.folder}")
+    print(
+        f"{out}: {out.stat().st_size / 1e6:.1f} MB; how it went is in {trainer.folder}. "
+        f"Not there yet? The same command goes on with --steps {2 * args.steps}."
+    )
 
 
 def completion(args: argparse.Namespace) -> None:
@@ -690,8 +761,40 @@ def main(argv: list[str] | None = None) -> int:
         return run_command_line(argv)
 
 
+IN_A_SHELL = (  # how a sentence of the package says what this command line has an option for
+    (r"\bparts=\{.*?\}", "--decoder NAME"),
+    (r"\bimages=\[\w+\]", "--image FILE"),
+    (r"\b(quantize|parts)=(['\"]?)([\w-]+)\2", r"--\1 \3"),
+)
+
+
+def run_in_a_shell(args: argparse.Namespace) -> None:
+    """Run the command; what it refuses is told in the words of a shell."""
+    try:
+        args.run(args)
+    except USER_ERRORS as error:
+        told = str(error)
+        for python, shell in IN_A_SHELL:
+            told = re.sub(python, shell, told)
+        raise type(error)(told) from error
+
+
+def check_command(parser: Parser, words: list[str]) -> None:
+    """Refuse a line that begins with no command, and guess what was meant: one misspelled, or a prompt."""
+    commands = dict(find_commands(parser))
+    if not words or words[0].startswith("-") or words[0] in commands:
+        return
+    close = get_close_matches(words[0], commands, 1)
+    prompt = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    if len(prompt) == 2 and " " in prompt[1]:  # another word for generate, and a prompt in quotes
+        prompt = prompt[1:]
+    meant = close[0] if close else f'generate "{" ".join(prompt)}"'
+    parser.error(f"{words[0]!r} is no command: did you mean `kleinlite {meant}`?")
+
+
 def run_command_line(argv: list[str] | None) -> int:
     parser = make_parser()
+    check_command(parser, sys.argv[1:] if argv is None else argv)
     args, unknown = parser.parse_known_args(argv)
     command = getattr(args, "parser", parser)
     if unknown:
@@ -704,4 +807,4 @@ def run_command_line(argv: list[str] | None) -> int:
         return 0
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack the letters of a prompt
-    return run_command(args.run, args)
+    return run_command(run_in_a_shell, args)

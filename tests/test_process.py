@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from PIL import Image
@@ -12,6 +13,7 @@ from stand_in_hub import TINY
 from tiers import slow
 from waiting import HANGS, wait_until
 
+from kleinlite.cli import ending_soon
 from kleinlite.models.lora_files import open_adapter
 
 GENERATE = f"{sys.executable} -m kleinlite generate 'a red circle' --model {TINY} --size 32x32 --seed 1"
@@ -102,6 +104,50 @@ def test_ctrl_c_while_it_draws(here):
     out, err = program.communicate(timeout=HANGS)
     assert (program.returncode, out) == (130, "") and re.fullmatch("(nano .*\n)?kleinlite: stopped.\n", err)
     assert os.listdir(here) == ["w.png"]
+
+
+# A step that takes a minute stands for one in MLX, during which Python hears of nothing.
+DEAF = """
+import sys, time
+from kleinlite import __main__, pipeline
+
+def deaf(*_):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            print("begun", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
+    raise SystemExit("It went on.")
+
+pipeline.euler = deaf
+sys.exit(__main__.main())
+"""
+
+
+def test_ctrl_c_waits_for_no_step(here):
+    command = [sys.executable, "-c", DEAF, "generate", "a red circle", "--model", str(TINY), "-o", "x.png"]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert program.stdout.readline() == "begun\n"
+    program.send_signal(signal.SIGINT)
+    _, err = program.communicate(timeout=HANGS)
+    assert (program.returncode, err) == (130, "kleinlite: stopped.\n") and os.listdir(here) == []
+
+
+def test_ctrl_c_ends_no_process_that_goes_on(monkeypatch):
+    """One that calls the command line, and has stopped it, lives."""
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt), ending_soon():
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    wait_until(lambda: threading.active_count() == threads, "the thread that heard of it")
+    with ending_soon():
+        assert threading.active_count() == threads + 1
+    wait_until(lambda: threading.active_count() == threads, "the thread that heard nothing")
+    assert ended == [] and signal.set_wakeup_fd(-1) == -1
 
 
 def test_help_loads_no_mlx():

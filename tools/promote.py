@@ -1,6 +1,6 @@
 """Promotion writes the package from the book: notebooks/01_autoencoder.ipynb → kleinlite/autoencoder.py.
 
-A notebook's first code cell names the module (`#| default_exp autoencoder`), and each cell that begins with
+A code cell of a notebook names the module (`#| default_exp autoencoder`), and each cell after it that begins with
 `#| export` goes into it. What comes out should read like a file somebody wrote: a docstring, the imports
 together, then the definitions in the order in which the chapter builds them. A cell that begins with
 `#| export book.ladder` goes into kleinlite/book/ladder.py, which several chapters write together.
@@ -57,7 +57,7 @@ class Cell(NamedTuple):
 
 
 def marked_cells(file: Path) -> tuple[str, list[Cell]]:
-    """The first prose of a notebook, and its cells that are promoted."""
+    """The prose of a notebook, and its cells that are promoted."""
     notebook, module = f"notebooks/{file.name}", None
     try:
         cells = json.loads(file.read_text("utf-8"))["cells"]
@@ -69,16 +69,15 @@ def marked_cells(file: Path) -> tuple[str, list[Cell]]:
         cell = f"code cell {number} of {notebook}"
         marks = re.match(r"(#\| ?\w+.*\n?)*", source)[0]
         body = source[len(marks) :]
-        if number == 1:
-            module = re.search(r"default_exp +([a-z]\w*)", marks)
+        module = module or re.search(r"default_exp +([a-z]\w*)", marks)
         if re.search(r"^# *\| *export\b", body, re.M):
             raise PromotionError(cell, "has its mark in the wrong place", "make `#| export` its first line")
         mark = re.search(r"^#\| ?export *([a-z]\w*\.[a-z]\w*)?\s*$", marks, re.M)
         if not mark:
             continue
         if not (mark[1] or module):
-            way_out = "begin that cell with `#| default_exp name`"
-            raise PromotionError(cell, "is marked, but the first code cell does not name the module", way_out)
+            way_out = "begin one with `#| default_exp name`"
+            raise PromotionError(cell, "is marked, but no cell up to it names the module", way_out)
         try:
             nodes = ast.parse(body).body
         except SyntaxError as error:
@@ -86,7 +85,7 @@ def marked_cells(file: Path) -> tuple[str, list[Cell]]:
             raise PromotionError(cell, what, "take magics out of it, or take the mark off") from None
         path = f"kleinlite/{(mark[1] or module[1]).replace('.', '/')}.py"
         marked.append(Cell(cell, path, body, nodes))
-    return prose[0] if prose else "", marked
+    return "\n\n".join(prose), marked
 
 
 def build_modules(files: list[Path]) -> list[Module]:
@@ -107,7 +106,7 @@ def build_modules(files: list[Path]) -> list[Module]:
 
 
 def write_module(path: str, sources: dict[str, str], cells: list[Cell]) -> Module:
-    """The module of these cells; `sources` has the first prose of each notebook that they are from."""
+    """The module of these cells; `sources` has the prose of each notebook that they are from."""
     several = len(sources) > 1
     notebook = "notebooks/" + (",".join(stem[:2] for stem in sources) if several else f"{next(iter(sources))}.ipynb")
     names = [(name, cell.where) for cell in cells for node in cell.nodes for name in promoted_names(node, cell.where)]
@@ -181,8 +180,7 @@ def format_list(head: str, items: list[str], brackets: str = "") -> str:
 def make_docstring(prose: str, notebook: str) -> str:
     """The chapter's title, its promise (the first quote, else the first sentence), and where to edit.
 
-    Between them stand the legend and the references: the paragraphs of its first cell that begin with "Letters:" and
-    "Sources:".
+    Between them stand the legend and the references: the paragraphs that begin with "Letters:" and "Sources:".
     """
     prose = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", prose).replace("**", "").replace('"""', "")
     blocks = re.split(r"\n\s*\n", re.sub(r"^(#.*)", r"\1\n", prose, flags=re.M))

@@ -289,14 +289,18 @@ def check_mine(chapter: str, root: Path = ROOT) -> int:
         print(str(refusal).replace("notebooks/", "workbook/"))
         return 2
     tests = [f"tests/{file.name}" for file in sorted((root / "tests").glob(f"test_{name}*.py"))]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as made:
+        folder = os.path.realpath(made)
         make_copy(Path(folder), module, root)
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", *tests]
         command += ["tests/test_parity_blocks.py", "-k", f"test_{name}"]
-        status = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": folder}).returncode
-    verdict = "passes the book's tests" if status == 0 else "does not pass the book's tests yet: see the lines above"
-    print(f"Your {name}, from workbook/{path.name}, {verdict}.")
-    return status
+        done = subprocess.run(
+            command, cwd=folder, env=os.environ | {"PYTHONPATH": folder}, capture_output=True, text=True
+        )
+    print(done.stdout.replace(f"{folder}/", "") + done.stderr)  # the folder is gone when this is read
+    verdict = "passes" if done.returncode == 0 else "does not yet pass"
+    print(f"Your {name}, from workbook/{path.name}, {verdict} the book's tests.")
+    return done.returncode
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -306,7 +310,11 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.action == "check":
         return check_mine(options.chapter)
-    write()
+    try:
+        write()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `make workbook | head`: what Python flushes at its end goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -25,10 +25,9 @@ from ..sharding import common_divisor, shard
 from ..text_encoder import TextEncoder
 from ..transformer import Transformer
 from .fast_preview import fit_preview
-from .gpu_check import say_what_differs
 from .loras import Loras
 from .machines import from_first, least
-from .memory_check import all_parts_fit, check_memory, machine_memory, plan_model
+from .memory_check import FEWER_BITS, all_parts_fit, check_memory, machine_memory, plan_model
 from .request import Request, check_prompts
 from .serialized import run_serialized
 from .strips import use_strips
@@ -38,7 +37,6 @@ __all__ = ["LoadedModel"]
 P = ParamSpec("P")
 R = TypeVar("R")
 PARTS = ("tokenizer", "text_encoder", "transformer", "autoencoder")
-FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
 
 
 def weights_of(part: nn.Module) -> list[mx.array]:
@@ -144,7 +142,6 @@ class LoadedModel:
     def _read(self, name: str) -> Any:
         part: Any = self.loaded.get(name)  # another thread may have had its turn before
         if part is None:
-            say_what_differs()
             load = getattr(self.checkpoint, f"load_{name}")
             is_shared = name in ("transformer", "text_encoder") and self.machines > 1
             part = load(lazy=True) if is_shared else load()

@@ -36,7 +36,8 @@ class Loras(MutableMapping[str, float]):
     def add(self, file: str | Path | Adapter, scale: float = 1.0) -> str:
         """Add an adapter, and return the name that it has here; `del klein.loras[name]` takes it away again.
 
-        file: a file's name, one that comes with nano, or what `open_adapter` has read.
+        file: a file's name, one that comes with nano, or what `open_adapter` has read. A file that is among them
+        already is read anew in its place, with this scale.
 
         Raises FileError if there is no such file, and UserError, with names, if it does not fit.
         """
@@ -51,6 +52,9 @@ class Loras(MutableMapping[str, float]):
         adapter = file if isinstance(file, Adapter) else open_adapter(file)
         check_scale(adapter, scale)
         adapter.check(self._cfg)
+        path = adapter.path.resolve()
+        for name in [name for name, (_, other, _) in self._adapters.items() if other.path.resolve() == path]:
+            del self[name]
         name = adapter.name
         number = 2
         while name in self._adapters:
@@ -126,18 +130,10 @@ class Loras(MutableMapping[str, float]):
 
 
 def check_scale(adapter: Adapter, scale: float) -> None:
-    if not is_scale(scale):
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not math.isfinite(scale):
         raise UserError(f"The scale of {adapter.path} is a number, such as 1 or 0.7, not {describe(scale)}.")
     if "DoRA" in adapter.kind and scale != 1:
         raise UserError(f"{adapter.path} is a DoRA, for which only the scale 1 has a meaning, not {scale:g}.")
-
-
-def is_scale(value: object) -> bool:
-    """Whether this is a finite number that a float can hold."""
-    try:
-        return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def fingerprint(path: Path) -> str:

@@ -22,6 +22,7 @@ from ..text_encoder import TextEncoder, TextEncoderConfig
 from .serialized import run_serialized
 
 __all__ = [
+    "FEWER_BITS",
     "KnownModel",
     "all_parts_fit",
     "check_memory",
@@ -31,6 +32,7 @@ __all__ = [
     "window_configs",
 ]
 
+FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
 USABLE_SHARE = 0.75  # of the memory, where the system does not say how much one program can count on
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")

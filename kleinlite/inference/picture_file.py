@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,9 @@ from ..files import replace_file
 __all__ = [
     "open_picture",
     "to_rgb",
+    "check_png_name",
     "check_reference_size",
+    "shrink",
     "open_reference",
     "remember",
     "save_picture",
@@ -81,6 +84,16 @@ def check_reference_size(image: Image.Image) -> Image.Image:
     return image
 
 
+def shrink(image: Image.Image, side: int) -> Image.Image:
+    """A picture of about side² pixels at most, its sides multiples of 16; one that has no more stays as it is."""
+    w, h = image.size
+    if w * h <= side * side:
+        return image
+    scale = side / math.sqrt(w * h)
+    size = max(16, 16 * round(w * scale / 16)), max(16, 16 * round(h * scale / 16))
+    return ImageOps.fit(image, size, Image.Resampling.LANCZOS)
+
+
 def open_reference(path: str | Path) -> Image.Image:
     """A reference picture from a file, upright, in RGB and of a size that a model takes. Raises UserError."""
     image = open_picture(path)
@@ -115,10 +128,20 @@ def write_chunk(picture: Image.Image) -> PngImagePlugin.PngInfo:
 def save_picture(picture: Image.Image, path: str | Path) -> None:
     """Write a PNG that remembers what made it; in one move, so that no half-written file can be left.
 
-    A file that is there is replaced and keeps its permissions.
+    A file that is there is replaced and keeps its permissions. Raises UserError for a name of another format.
     """
+    check_png_name(Path(path))
     with replace_file(path) as draft:
         write_png(picture, draft)
+
+
+def check_png_name(path: Path) -> None:
+    """Raises UserError for the name of a folder, or of another format."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a file in it, such as {path / 'picture.png'}.")
+    if path.suffix.lower() != ".png":
+        example = path.with_suffix(".png") if path.name else "picture.png"
+        raise UserError(f"Pictures are written as PNG and {path} does not end in .png: try {example}.")
 
 
 def write_png(picture: Image.Image, path: Path) -> None:

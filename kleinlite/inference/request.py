@@ -6,7 +6,6 @@ UserError, a ValueError whose sentence names the mistake and the way out.
 
 from __future__ import annotations
 
-import math
 import numbers
 import operator
 import random
@@ -24,6 +23,7 @@ from ..models.families import Box
 from ..models.formats import find_quant_spec
 from ..quantization import QUANT_SPECS
 from .masks import Change, count_skipped
+from .picture_file import shrink
 from .serialized import run_serialized
 
 __all__ = ["Options", "Request", "check_request", "check_prompts", "check_images", "check_loading"]
@@ -133,8 +133,9 @@ def check_request(
 ) -> Request:  # fmt: skip
     """Fill in the model's defaults. Raises UserError for what cannot work, each time with the way out.
 
-    references, box: the options' images as they will be encoded, see `prepare_references`; a width or a height that
-    is given holds for the whole picture, and then nothing is cut. change: of the first of them.
+    references, box: the options' images as they will be encoded, see `prepare_references`, but for a model that knows
+    one size, to which they are shrunk here; a width or a height that is given holds for the whole picture, and then
+    nothing is cut. change: of the first of them, which keeps its size.
     """
     given: dict[str, Any] = {name: value for name, value in (options or {}).items() if value is not None}
     check_names(given)
@@ -145,6 +146,9 @@ def check_request(
             f"{info.name} draws from words and cannot edit pictures: leave the pictures out, or take a model of "
             "FLUX.2 [klein], such as 4b."
         )
+    if info.only_size:
+        first = 1 if change else 0
+        references = [*references[:first], *(shrink(image, info.only_size) for image in references[first:])]
     if change:
         check_same_size(change, given)
         width, height = change.canvas.size
@@ -262,10 +266,7 @@ def check_guidance(guidance: Any, info: ModelInfo) -> float:
         return info.guidance
     if isinstance(guidance, bool) or not isinstance(guidance, numbers.Real):
         raise UserError(f"guidance must be a number such as {max(info.guidance, 1):g}, not {describe(guidance)}.")
-    try:
-        guidance = float(guidance)
-    except OverflowError:
-        guidance = math.inf
+    guidance = float(guidance)
     none = info.family.no_guidance
     if info.distilled and info.family.guidance_fixed and guidance != none:
         raise UserError(
@@ -336,7 +337,5 @@ def check_loading(
 
 def describe(value: object) -> str:
     """A value in few words, for a sentence."""
-    if isinstance(value, int) and abs(value) >= 10**30:
-        return f"a number of {value.bit_length()} bits"
     text = repr(value) if isinstance(value, (str, bytes, int, float, Path, type(None))) else ""
     return text if 0 < len(text) <= 60 else f"a {type(value).__name__}"

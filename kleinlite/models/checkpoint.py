@@ -39,6 +39,7 @@ from .formats import assemble, find_quant_spec, load_weights
 from .quantize import join, quantize as quantize_module
 from .registry import FOLDERS, PARTS, find_bundled, find_released
 
+OTHER_PARTS = {"decoder.conv_in.weight": "an autoencoder", "model.embed_tokens.weight": "a text encoder"}  # by a tensor
 SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded
 Weights = dict[str, mx.array | QuantizedMatrix]  # by our names
 PartsArgument = str | Path | dict[str, str | Path] | None
@@ -64,6 +65,9 @@ def resolve_parts(name: str, parts: PartsArgument = None) -> tuple[ModelFolder, 
     replaced = check_parts_argument(parts)
     path = resolve_model(name)
     source = parts if parts and not replaced else None  # the model that has a single file's other parts
+    home = path if path.is_dir() else path.parent
+    if home.name in FOLDERS.values() and not find_index(home).exists() and find_index(home.parent).exists():
+        raise UserError(f"{path} is a part of a model: name the whole, {home.parent}.")
     if path.is_dir():
         if source is not None:
             raise UserError(
@@ -80,6 +84,9 @@ def resolve_parts(name: str, parts: PartsArgument = None) -> tuple[ModelFolder, 
         folder = fetch_parts(name)
     else:
         check_weights_supported(path)  # or the sentence would promise what more files cannot mend
+        other = next((part for name, part in OTHER_PARTS.items() if name in open_weights(path).tensors), None)
+        if other:
+            raise UserError(f"{path} is {other}, not a model: name the model's folder, or its transformer's file.")
         raise UserError(
             f'{path} holds a transformer alone. Say where the text encoder and the autoencoder are: parts="4b" or '
             "another model's name or folder."
@@ -130,6 +137,11 @@ class ModelInfo:
     kv: bool = False  # the KV variant: reference pictures are computed once, not in every step
     d_latent: int = field(default=128, repr=False)  # numbers per image token
     family: Family = field(default=KLEIN, repr=False)
+
+    @property
+    def only_size(self) -> int | None:
+        """The side of the pictures of a bundled model, which has learned from no others; None: there are many."""
+        return self.size if find_bundled(self.name) else None
 
     @property
     def steps(self) -> int:

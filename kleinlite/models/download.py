@@ -11,9 +11,11 @@ whether what lies here is whole (without asking the network), and a sentence for
 import contextlib
 import json
 import re
+import shutil
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -35,7 +37,7 @@ from .hub import (
 )  # fmt: skip
 from .registry import BUNDLED, FOLDERS, MODELS, SMALL_DECODER, SMALL_DECODER_REPO, find_released
 
-__all__ = ["DownloadPlan", "download_model", "fetch_model", "fetch_parts", "find_cached"]
+__all__ = ["DownloadPlan", "download_model", "fetch_model", "fetch_parts", "find_cached", "plan_offline"]
 
 # What we take of a repository. In its root lie the same weights once more as a single file, and pictures.
 TAKEN_FOLDERS = (*FOLDERS.values(), "tokenizer", "scheduler")
@@ -88,11 +90,25 @@ def required_repositories(name: str) -> list[Repository]:
     if model:
         return [Repository(model.repo)]
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
-        raise UserError(
-            f"There is no model, folder or file called {name!r}. Known models: {', '.join([*BUNDLED, *MODELS])}; or "
-            "give a hub repository (owner/name), a folder in the released layout, or a .safetensors file."
-        )
+        raise UserError(explain_no_model(name))
     return [Repository(name)]
+
+
+def explain_no_model(name: str) -> str:
+    """The sentence for what is neither here nor the name of a repository, with a near name if there is one."""
+    if "/" in name:
+        path = Path(name)
+        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = get_close_matches(path.name, beside, 1)
+        hint = f"there is {path.parent / near[0]}" if near else "name one that does, or a model of `kleinlite models`"
+        return f"The folder or file {name!r} does not exist: {hint}."
+    near = get_close_matches(name.lower(), [*BUNDLED, *MODELS], 1, cutoff=0.7)
+    if near:
+        return f"There is no model, folder or file called {name!r}: did you mean {near[0]}?"
+    return (
+        f"There is no model, folder or file called {name!r}. Known models: {', '.join([*BUNDLED, *MODELS])}; or "
+        "give a hub repository (owner/name), a folder in the released layout, or a .safetensors file."
+    )
 
 
 # ---------------------------------------------------------------- what is on this machine
@@ -196,7 +212,8 @@ class DownloadPlan:
     gated: bool
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: licence {self.license}{', gated' if self.gated else ''}"]
+        unrun = "; kleinlite's authors have not run it yet" if find_released(self.name) else ""
+        lines = [f"{self.name}: licence {self.license}{', gated' if self.gated else ''}{unrun}"]
         for repo in dict.fromkeys(file.repo for file in self.files):
             lines.append(f"{repo} → {repository_folder(repo)}")
             places: dict[str, list[RemoteFile]] = {}
@@ -211,7 +228,8 @@ class DownloadPlan:
         size = sum(file.nbytes for file in files)
         here = sum(file.nbytes for file in files if file not in self.missing)
         note = f", of which {format_bytes(here)} here already" if here else ""
-        return f"  {place:18}{len(files):3} {'file ' if len(files) == 1 else 'files'}{format_bytes(size):>12}{note}"
+        count = "?" if any("*" in file.name for file in files) else len(files)
+        return f"  {place:18}{count:>3} {'file ' if count == 1 else 'files'}{format_bytes(size):>12}{note}"
 
 
 def format_bytes(count: int) -> str:
@@ -243,6 +261,24 @@ def plan_download(name: str, repositories: list[Repository]) -> DownloadPlan:
     model = find_released(name)
     license = model.size.license if model else licenses[0]
     return DownloadPlan(name, files, [file for file in files if not is_here(file)], license, gated)
+
+
+def plan_offline(name: str) -> str:
+    """What fetching a released model takes, as the registry knows it, and the room for it; no network is asked.
+
+    Configs, of some kilobytes each, are not counted. Raises UserError for a model that the registry does not know.
+    """
+    model = find_released(name)
+    if model is None:
+        raise UserError(f"Only the hub knows what {name!r} takes: plans are for the models of `kleinlite models`.")
+    other = MODELS[model.parts_from].repo if model.parts_from else model.repo
+    parts = ((model.repo, model.transformer_files), (other, model.size.files))
+    files = [RemoteFile(repo, file, size, None, "") for repo, sizes in parts for file, size in sizes.items()]
+    missing = [] if find_cached(name) else [file for file in files if not find_snapshot(file.repo, file.name)]
+    root = cache_root()
+    disk = next(folder for folder in (root, *root.parents) if folder.exists())
+    plan = DownloadPlan(name, files, missing, model.size.license, model.size.gated)
+    return f"{plan}\n{format_bytes(shutil.disk_usage(disk).free)} are free on that disk"
 
 
 def download_model(name: str, repositories: list[Repository] | None = None) -> list[Path]:

@@ -236,7 +236,9 @@ def check_safetensors(path: Path, file: BinaryIO) -> dict[str, dict[str, Any]]:
 
 
 def refuse_damaged(path: Path, size: int, header: bytes, why: str) -> NoReturn:
-    """Tell a file that was cut short from one that is damaged. Raises UserError."""
+    """Tell a file that was cut short, or never fetched, from one that is damaged. Raises UserError."""
+    if header.startswith(b"https://git-lfs"):  # behind "version "
+        raise UserError(f"{path} is git-lfs's note of where the weights are: run `git lfs pull` in its folder.")
     needed = 0
     with contextlib.suppress(Exception):  # a damaged header may hold anything
         tensors = json.loads(header)

@@ -211,7 +211,7 @@ class LoraTrainer:
         self.shift = settings.shift or math.exp(0.5 + (1.15 - 0.5) * (n - 256) / (4096 - 256))
 
     def check_same_settings(self, examples: Sequence[Example]) -> None:
-        """Refuse to go on with another training's state; write down what this one is.
+        """Refuse to go on with another training's state, unless this one only takes more steps; write down what it is.
 
         What was written down before a first step, by a start that was refused or stopped, stands in nobody's way.
         """
@@ -225,6 +225,8 @@ class LoraTrainer:
         this["examples"] = pixels.hexdigest()
         this["weights"] = hash_weights(klein)
         was = read_json(path) if path.exists() else this
+        if was.get("steps", 0) < self.settings.steps:  # the learning rate falls anew, by the longer schedule
+            was["steps"] = self.settings.steps
         if changed := ", ".join(name for name in this if was.get(name) != this[name]):
             if (self.folder / "state.safetensors").exists():
                 raise UserError(

@@ -112,10 +112,51 @@ def test_one_number_is_both_sides():
 def test_nano_says_what_it_never_learned(here, capsys):
     assert run("generate", "a cat", "--steps", 1, "--seed", 1) == 0
     assert capsys.readouterr().err.startswith('nano never learned "cat": it draws circles')
+    Path("list.txt").write_text("a cat\na red star\na cat\n")
+    assert run("generate", "--prompts", "list.txt", "--steps", 1, "--seed", 5, "--size", 64) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert ["cat" in line for line in told] == [True, False] and all("another size" in line for line in told)
+    assert run("generate", "a cirle", "--steps", 1, "--seed", 1) == 0
+    assert capsys.readouterr().err == 'nano never learned "cirle": did you mean "circle"?\n'
+    assert run("generate", " ", "--steps", 1, "--seed", 1) == 0
+    assert capsys.readouterr().err == "The prompt is empty: the picture may be of anything.\n"
     assert run("generate", "a red star", "--steps", 1, "--seed", 1, "--size", "64x96") == 0
     assert "another size than 96×96" in capsys.readouterr().err
     assert run("generate", "a cat", "--steps", 1, "--seed", 1, "--lora", "cross") == 0  # which may know cats
+    assert run("generate", "a cat", "--steps", 1, "--seed", 1, "--lora", "one-look") == 0
     assert capsys.readouterr().err == ""
+    assert run("generate", "a cat", "--seed", 1, "--lora", "one-look") == 0
+    assert capsys.readouterr().err == "one-look draws in a single step: add --steps 1.\n"
+
+
+def test_what_nano_never_learned_is_said_before_it_draws(here, capsys, monkeypatch):
+    def deaf(*_):
+        assert "another size than 96×96" in capsys.readouterr().err
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "euler", deaf)
+    assert run("generate", "a red star", "--size", 512) == 130
+
+
+def test_a_photograph_is_read_in_nanos_size(here, capsys):
+    Image.linear_gradient("L").resize((1600, 1200)).save("photo.jpg")
+    assert run("generate", "make it night", "--image", "photo.jpg", "--seed", 1, "--steps", 1, "-o", "x.png") == 0
+    assert Image.open("x.png").size == (112, 80)
+
+
+def test_a_transformer_alone_takes_its_other_parts(hub, here, capsys):
+    """From a bundled model; or from a released one, of which all but the transformer is fetched."""
+    for name, file in (("nano", "mine.safetensors"), (TINY, "tiny.safetensors")):
+        mx.save_safetensors(file, dict(tree_flatten(LoadedModel.open(name).load("transformer").parameters())))
+    options = ["--seed", 7, "--steps", 1]
+    assert run("generate", PROMPT, "--model", "mine.safetensors", "--parts", "nano", *options, "-o", "a.png") == 0
+    assert run("generate", PROMPT, *options, "-o", "b.png") == 0
+    assert pixels("a.png") == pixels("b.png") and picture_info("a.png")["parts"] == "nano"
+    assert run("generate", "--like", "a.png", "-o", "c.png") == 0 and pixels("c.png") == pixels("a.png")
+    options = ["--model", "tiny.safetensors", "--parts", "4b", "--size", "64x64", *options]
+    assert run("generate", PROMPT, *options, "--offline") == 2 and hub.requests == []
+    assert run("generate", PROMPT, *options, "-o", "d.png") == 0 and not hub.asked("transformer/diffusion")
+    assert run("generate", "--like", "d.png", "-o", "e.png", "--offline") == 0 and pixels("d.png") == pixels("e.png")
 
 
 def test_a_seed_is_chosen_and_printed(draw, capsys):
@@ -337,11 +378,22 @@ def test_models_lists_every_name(capsys):
         found = memory[name] = [float(n) for n in re.search(pattern, rows[name]).groups()]
         assert found == sorted(found, reverse=True) and 2 < found[-1] < found[0] + 0.1 < 21
     assert memory["4b"][0] > memory["4b-fp8"][0] >= memory["4b-nvfp4"][0]
-    assert re.search(r"\d\.\d M \+ \d\.\d M +0\.\d\d +none +Apache-2\.0 +bundled", rows["nano"])
-    assert max(map(len, lines)) <= 110
+    assert re.search(r"\d\.\d M \+ \d\.\d M +0\.\d\d +none +Apache-2\.0 +yes +bundled", rows["nano"])
+    assert max(map(len, lines)) <= 120
 
 
-def test_readme_says_the_same_of_every_model(capsys, monkeypatch):
+def test_models_says_what_fits(capsys, monkeypatch):
+    monkeypatch.setattr("kleinlite.memory.compute_dtype", lambda: mx.float32)
+    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (6 * 10**9, 4 * 10**9))
+    assert run("models") == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in out.splitlines() if line}
+    for name, fits in {"nano": "yes", "4b": "--quantize 8", "9b": "--quantize 3", "4b-nvfp4": "no"}.items():
+        assert re.search(rf"  {fits} +(no|bundled)", rows[name]), rows[name]
+    assert "Fits: into the 6.0 GB of this machine." in out
+
+
+def test_readme_says_the_same_of_models(capsys, monkeypatch):
     """Memory, download and licence, to the rounding of the page, whose memory is that on a processor."""
     monkeypatch.setattr("kleinlite.memory.compute_dtype", lambda: mx.float32)
     run("models")
@@ -349,18 +401,15 @@ def test_readme_says_the_same_of_every_model(capsys, monkeypatch):
         line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line and line.split()[0] in MODELS
     }
     page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    said = {
-        name: line for line in page.splitlines() for name in re.findall(r"`([\w-]+)`", line) if line.startswith("| `")
-    }
-    assert MODELS.keys() <= said.keys()
-    for name, line in rows.items():
-        memory, download, licence = re.search(r" B +([\d./ ]+?) +([\d.]+) GB +(\S+)", line).groups()
-        first, *rest = (float(number) for number in memory.split(" / "))
+    said = {found[1]: line for line in page.splitlines() if (found := re.match(r"\| `([\w-]+)` \|", line))}
+    assert {"4b", "9b"} <= said.keys() & rows.keys()
+    for name in said.keys() & rows.keys():
+        memory, download, licence = re.search(r" B +([\d./ ]+?) +([\d.]+) GB +(\S+)", rows[name]).groups()
         cells = [cell.strip() for cell in said[name].split("|")[1:-1]]
-        numbers = [float(n) for n in re.findall(r"[\d.]*\d(?=,| GB)", cells[2].split(":")[0])]
-        assert numbers == pytest.approx([first, *rest], abs=0.05), name
-        assert abs(float(cells[3].split(" GB")[0]) - float(download)) <= 0.5, name
-        assert cells[4].startswith(licence), name
+        numbers = [float(n) for n in re.findall(r"[\d.]*\d(?= GB| in )", cells[1])]
+        assert numbers == pytest.approx([float(number) for number in memory.split(" / ")], abs=0.05), name
+        assert abs(float(cells[2].split(" GB")[0]) - float(download)) <= 0.5, name
+        assert cells[3].startswith(licence), name
 
 
 def test_models_knows_what_was_downloaded(tiny, here, capsys, monkeypatch):
@@ -452,6 +501,8 @@ def test_download_tells_what_and_where(hub, here, capsys):
     assert Path(out.strip()) == fetch_model("4b", offline=True) and out.count("\n") == 1
     assert "licence Apache-2.0" in err and str(hub.cache) in err
     hub.requests.clear()
+    assert run("download", "4b", "--plan") == 0 and hub.requests == []
+    assert "GB are free on that disk" in capsys.readouterr().out
     assert run("download", "4b") == 0 and not hub.asked("")
     assert capsys.readouterr() == (out, "")
     assert run("download", "nano") == 0 and "nothing to download" in capsys.readouterr().out

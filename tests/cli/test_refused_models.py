@@ -110,7 +110,9 @@ def test_damaged_weights(part, unusable, tiny):
     path = tiny / part / WEIGHTS[part]
     data = path.read_bytes()
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000000\n"
-    for damaged in (b"", data[:5], data[:100], pointer, data[:20] + b"\xff" + data[21:]):
+    path.write_bytes(pointer)
+    unusable(f"{path} git-lfs's note `git lfs pull` in its folder")
+    for damaged in (b"", data[:5], data[:100], data[:20] + b"\xff" + data[21:]):
         path.write_bytes(damaged)
         unusable(f"{path} not a safetensors file damaged download it again")
     for length in (len(data) // 2, len(data) - 1):  # the second is what a stopped download leaves

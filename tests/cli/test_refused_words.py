@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from command import MADE, PROMPT, remember
 from PIL import Image
 
 from kleinlite import pipeline
+from kleinlite.models.checkpoint import resolve_model
 
 # ---------------------------------------------------------------- what is typed
 
@@ -36,7 +38,7 @@ TYPED = {
     "--model 4b --guidance 4": "4b distilled guidance base-4b",
     "--model 4b --size 500x500": "multiple of 16",  # before 16 GB are fetched
     "--model nowhere": "'nowhere' nano 4b folder",
-    "--model no/such/folder": "'no/such/folder' nano 4b folder",
+    "--model no/such/folder": "'no/such/folder' does not exist kleinlite models",
     "--quantize 7": "quantize 3, 4, 5, 6, 8 7",
     "--quantize some": "quantize mxfp4 'some'",
     "--quantize": "--quantize expected",
@@ -68,6 +70,19 @@ def test_a_negative_prompt_without_guidance(tiny, refused):
     refused("negative prompt guidance above 1", "generate", PROMPT, "--model", tiny / "base", *options)
 
 
+def test_a_transformer_alone(tiny, refused):
+    """In the words of a shell, where Python's would not do."""
+    transformer = resolve_model("nano") / "transformer" / "diffusion_pytorch_model.safetensors"
+    shutil.copy(transformer, "mine.safetensors")
+    refused("holds a transformer alone --parts 4b folder", "generate", PROMPT, "--model", "mine.safetensors")
+    refused("'gone'", "generate", PROMPT, "--model", "mine.safetensors", "--parts", "gone")
+    whole = "whole model; a name as parts is for a model that is one file --decoder NAME"
+    refused(whole, "generate", PROMPT, "--model", tiny, "--parts", "nano")
+    both = "--parts", "nano", "--decoder", "nano"
+    refused("'nano': --decoder cannot replace one", "generate", PROMPT, "--model", "mine.safetensors", *both)
+    refused("strength give it as --image FILE", "generate", PROMPT, "--strength", "0.5")
+
+
 def test_no_prompt(tiny, refused):
     refused("say what to draw quotes", "generate", "--model", tiny)
     Image.new("RGB", (64, 64)).save("x.png")
@@ -83,7 +98,10 @@ def test_a_prompt_that_is_no_text(tiny, refused):
 
 
 def test_an_unknown_command(refused):
-    refused("'draw' generate info models", "draw", PROMPT)
+    refused(f"'{PROMPT}' is no command: did you mean `kleinlite generate \"{PROMPT}\"`?", PROMPT, "--seed", 7)
+    refused(f"'draw' is no command: did you mean `kleinlite generate \"{PROMPT}\"`?", "draw", PROMPT)
+    refused("'a' is no command: did you mean `kleinlite generate \"a cat\"`?", "a", "cat")
+    refused("'modles' is no command: did you mean `kleinlite models`?", "modles")
     refused("x.png not understood", "info", "y.png", "x.png")
     refused("quotes", "generate", "a", "")
 
@@ -132,7 +150,7 @@ def test_a_model_that_cannot_fit(tiny, hub, refused, monkeypatch):
     refused("takes GB of memory the machine has 0.0 GB", "generate", PROMPT, "--model", tiny)
     monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (8 * 10**9, 6 * 10**9))
     options = "--model", "4b", "--size", "512x512"
-    refused("takes 9. GB of memory has 8.0 GB with quantize=8", "generate", PROMPT, *options)
+    refused("takes 9. GB of memory has 8.0 GB with --quantize 8", "generate", PROMPT, *options)
     monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**9, 10**9))
     refused("takes 9. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options)
     refused("takes 5. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options, "--quantize", 8)

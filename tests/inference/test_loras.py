@@ -1,6 +1,6 @@
 """Adapters in use: added, weighed and removed in Python and on the command line, remembered by pictures."""
 
-from fractions import Fraction
+import shutil
 
 import mlx.core as mx
 import pytest
@@ -52,11 +52,12 @@ def draw(klein: Klein) -> mx.array:
     return last.latents
 
 
-def test_added_weighed_and_removed(klein, folder):
+def test_added_weighed_and_removed(klein, folder, tmp_path):
     before = draw(klein)
     weights = dict(tree_flatten(klein.transformer.parameters()))
     assert klein.loras.add(folder / "one.safetensors", 0.5) == "one"
-    assert klein.loras.add(folder / "one.safetensors", 0.5) == "one-2"
+    other = shutil.copytree(folder, tmp_path / "other") / "one.safetensors"
+    assert klein.loras.add(other, 0.5) == "one-2"
     half_twice = draw(klein)
     del klein.loras["one-2"]
     klein.loras["one"] = 1
@@ -69,6 +70,18 @@ def test_added_weighed_and_removed(klein, folder):
     after = dict(tree_flatten(klein.transformer.parameters()))
     assert after.keys() == weights.keys() and all(mx.array_equal(w, after[name]) for name, w in weights.items())
     assert mx.array_equal(draw(klein), before)
+
+
+def test_a_file_that_is_added_again_takes_its_own_place(klein, folder, here):
+    """As where a cell is run again, with another scale or after a longer training."""
+    shutil.copy(folder / "one.safetensors", "one.safetensors")
+    assert [klein.loras.add(file, scale) for file, scale in (("one.safetensors", 0.5), (here / "one.safetensors", 1))]
+    once = draw(klein)
+    assert dict(klein.loras) == {"one": 1.0}
+    shutil.copy(folder / "two.safetensors", "one.safetensors")
+    assert klein.loras.add("one.safetensors") == "one" and len(klein.loras) == 1
+    assert not mx.array_equal(draw(klein), once)
+    klein.loras.clear()
 
 
 def test_given_at_once_and_loaded_again(klein, folder):
@@ -94,7 +107,7 @@ def test_beside_packed_weights(folder):
     assert near < 0.2 * mx.abs(draw(with_it) - draw(plain)).mean()  # 8 bits err a little, the adapter acts in full
 
 
-@pytest.mark.parametrize("scale", [float("nan"), "much", None, True, 10**400, Fraction(10**400)])
+@pytest.mark.parametrize("scale", [float("nan"), "much", None, True])
 def test_a_scale_is_a_number(klein, folder, scale):
     with pytest.raises(ValueError, match="The scale of .* is a number") as error:
         klein.loras.add(folder / "one.safetensors", scale)

@@ -174,6 +174,14 @@ def test_a_name_as_long_as_names_can_be(tmp_path):
     save_picture(Image.new("RGB", (8, 8)), tmp_path / ("x" * 251 + ".png"))
 
 
+@pytest.mark.parametrize("name", ["a.jpg", "a", ".", "folder.png"])
+def test_a_picture_is_a_png_by_its_name_too(name, tmp_path):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(ValueError, match=r"a\.png\.$|is a folder: name a file in it"):
+        save_picture(Image.new("RGB", (8, 8)), tmp_path / name)
+    assert os.listdir(tmp_path) == ["folder.png"]
+
+
 def test_a_failure_leaves_the_old_picture(tmp_path, monkeypatch):
     path = tmp_path / "x.png"
     save_picture(Image.new("RGB", (8, 8)), path)

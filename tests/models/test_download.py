@@ -16,7 +16,14 @@ import pytest
 from stand_in_hub import CHUNK, DECOYS, TINY, Repository, large, released
 from waiting import HANGS, wait_until
 
-from kleinlite.models.download import Repository as Needed, download_model, fetch_model, fetch_parts, find_cached
+from kleinlite.models.download import (
+    Repository as Needed,
+    download_model,
+    fetch_model,
+    fetch_parts,
+    find_cached,
+    plan_offline,
+)
 from kleinlite.models.registry import MODELS, SMALL_DECODER, SMALL_DECODER_REPO
 
 REPO = MODELS["4b"].repo
@@ -32,7 +39,7 @@ def said():
         with pytest.raises((ValueError, OSError)) as refusal:
             function(*args, **kwargs)
         told = str(refusal.value)
-        assert len(told.splitlines()) == 1 and told.endswith(".") and 40 < len(told) < 600, told
+        assert len(told.splitlines()) == 1 and told.endswith((".", "?")) and 40 < len(told) < 600, told
         assert refusal.traceback[-1].path.name in ("download.py", "hub.py")  # ours, and not some library's
         return told
 
@@ -78,12 +85,30 @@ def test_it_is_told_before_the_first_byte(hub, monkeypatch):
     fetch_model("4b")
     table = "".join(told).splitlines()
     total = sum(len(data) for data in FILES.values())
-    assert table[0] == "4b: licence Apache-2.0" and set(sent) == {0}
+    assert table[0] == "4b: licence Apache-2.0; kleinlite's authors have not run it yet" and set(sent) == {0}
     assert table[1] == f"{REPO} → {hub.cache / 'models--black-forest-labs--FLUX.2-klein-4B'}"
     rows = {line.split()[0]: line.split()[1:] for line in table[2:]}
     assert list(rows) == ["transformer/", "text_encoder/", "vae/", "tokenizer/", "scheduler/", "model_index.json", "in"]
     assert rows["tokenizer/"] == ["3", "files", "9.0", "kB"] and rows["scheduler/"] == ["1", "file", "481", "bytes"]
     assert rows["in"] == ["all", "11", "files", f"{total / 1000:.1f}", "kB"]
+
+
+def test_the_plan_is_known_without_a_network(hub, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=93 * 10**9))
+    table = plan_offline("4b").splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in table[2:]}
+    assert rows["transformer/"] == ["1", "file", "7.75", "GB"] and rows["in"] == ["all", "11", "files", "15.98", "GB"]
+    assert str(hub.cache) in table[1] and table[-1] == "93.00 GB are free on that disk"
+    single = plan_offline("4b-fp8")
+    assert single.count(" → ") == 2 and re.search(r"4b-fp8\.safetensors +1 file +4\.07 GB", single)
+    assert re.search(r"transformer/ +\? files +11\.10 GB", plan_offline("flux3"))  # its shards were not seen
+    with pytest.raises(ValueError, match="Only the hub knows what 'some/body' takes: plans are for the models"):
+        plan_offline("some/body")
+    assert hub.requests == []
+    folder = fetch_model("4b")
+    assert re.search(r"in all +11 files +15\.98 GB, of which 15\.98 GB here already", plan_offline("4b"))
+    (folder / WEIGHTS).unlink()
+    assert re.search(r"in all +11 files +15\.98 GB, of which 179\.6 MB here already", plan_offline("4b"))
 
 
 def test_what_is_here_is_used_without_asking(hub, capsys):
@@ -342,7 +367,7 @@ def test_a_gated_repository(hub, said, monkeypatch, capsys):
     told = said(fetch_model, "9b")
     assert f"{MODELS['9b'].repo} is gated: accept its licence at https://huggingface.co/{MODELS['9b'].repo}" in told
     assert "`hf auth login`" in told and find_cached("9b") is None
-    assert capsys.readouterr().err.startswith("9b: licence FLUX Non-Commercial, gated\n")
+    assert capsys.readouterr().err.startswith("9b: licence FLUX Non-Commercial, gated; ")
     monkeypatch.setenv("HF_TOKEN", "hf_stranger")
     assert "is gated" in said(fetch_model, "9b")
     monkeypatch.setenv("HF_TOKEN", hub.token)
@@ -356,10 +381,27 @@ def test_no_such_repository(hub, said):
     assert "hub shows no repository" in said(fetch_model, "some/bo--dy")  # not even a possible name
 
 
-@pytest.mark.parametrize("name", ["flux", "no/such/folder", "./x/y", "", "a b/c", "https://huggingface.co/a/b"])
-def test_what_is_no_name(hub, said, name):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("flux", "did you mean flux3?"),
+        ("4b-fp9", "did you mean 4b-fp8?"),
+        ("cat", "Known models: nano, nano-base, 4b,"),
+        ("", "9b-kv-fp8"),
+        ("no/such/folder", "does not exist: name one that does, or a model of `kleinlite models`."),
+        ("./x/y", "does not exist: name one"),
+        ("a b/c", "does not exist: name one"),
+        ("./klein4B", "does not exist: there is klein4b."),
+        ("./sub/klein-nine-b", "does not exist: there is sub/klein-9b."),
+        ("https://huggingface.co/a/b", "does not exist: name one"),
+    ],
+)
+def test_what_is_no_name(hub, said, name, words, tmp_path, monkeypatch):
+    (tmp_path / "klein4b").mkdir()
+    (tmp_path / "sub" / "klein-9b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     told = said(fetch_model, name)
-    assert repr(name) in told and "nano" in told and "9b-kv-fp8" in told and hub.requests == []
+    assert repr(name) in told and words in told and hub.requests == []
 
 
 def test_no_network(hub, said):

@@ -192,6 +192,21 @@ def test_a_single_file_beside_its_parts(tmp_path):
     assert Klein.from_pretrained(file)(**WISH).tobytes() == right.tobytes()
 
 
+def test_a_part_is_no_model(tmp_path):
+    """The sentence says what the file is: more files would not mend it."""
+    autoencoder, text_encoder = (tmp_path / name for name in ("flux2-vae.safetensors", "qwen_3_4b.safetensors"))
+    shutil.copy(NANO / "vae" / "diffusion_pytorch_model.safetensors", autoencoder)
+    shutil.copy(NANO / "text_encoder" / "model.safetensors", text_encoder)
+    for file, words in ((autoencoder, "is an autoencoder, not a model"), (text_encoder, "is a text encoder, not a")):
+        with pytest.raises(ValueError, match=words):
+            open_checkpoint(file, dtype=mx.float32)
+    folder = tmp_path / "whole"
+    shutil.copytree(NANO, folder, ignore=shutil.ignore_patterns("base"))
+    for part in (folder / "transformer", folder / "vae" / "diffusion_pytorch_model.safetensors"):
+        with pytest.raises(ValueError, match=f"{part} is a part of a model: name the whole, {folder}."):
+            open_checkpoint(part, dtype=mx.float32)
+
+
 def test_what_a_file_name_says(tmp_path):
     for name, distilled, kv in (
         ("flux-2-klein-4b.safetensors", True, False),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kleinlite.nano.limits import DRAWS, NOT_BEHIND, THING_WORDS, THINGS, WORDS, describe_limits, split_words
+from kleinlite.nano.limits import DRAWS, HARMLESS, NOT_BEHIND, THING_WORDS, THINGS, WORDS, describe_limits, split_words
 from kleinlite.nano.synonyms import no_op_instruction, reword
 from kleinlite.scenes import captions, sample, sample_edit, sample_one, sample_row
 
@@ -23,11 +23,11 @@ def limits(prompt: str, width: int = 96, height: int = 96, model: str = "nano") 
 def test_nothing_is_said_of_what_nano_learned():
     assert {text for text in GRAMMAR if limits(text)} == set()
     assert {text for text in REWORDED if limits(text)} == set()
-    assert limits("") == limits("Red CIRCLE!!!") == ""
+    assert limits("") == limits("Red CIRCLE!!!") == limits("It's a house in the colour red") == ""
 
 
 def test_every_word_is_said_by_the_grammar():
-    assert {word for text in GRAMMAR | REWORDED for word in split_words(text)} == WORDS
+    assert {word for text in GRAMMAR | REWORDED for word in split_words(text)} == WORDS - HARMLESS
     assert WORDS > THING_WORDS | NOT_BEHIND
 
 
@@ -43,6 +43,21 @@ def test_every_word_is_said_by_the_grammar():
 )
 def test_what_is_unknown_is_named(prompt, told):
     assert limits(prompt) == f"nano never learned {told}: it draws {DRAWS}."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ("a red cirle", '"cirle": did you mean "circle"?'),
+        ("a tre", '"tre": did you mean "tree"?'),
+        ("a Hose", '"hose": did you mean "house"?'),
+        ("a cat and a yelow sun", '"cat", "yelow": did you mean "yellow"?'),
+        ("a car", f'"car": it draws {DRAWS}.'),  # no star
+        ("a horse", f'"horse": it draws {DRAWS}.'),  # no house
+    ],
+)
+def test_a_typo_is_guessed(prompt, told):
+    assert limits(prompt) == f"nano never learned {told}"
 
 
 def test_other_sizes():

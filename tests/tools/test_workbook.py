@@ -3,8 +3,10 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from functools import cache
 
@@ -12,11 +14,12 @@ import mlx.core as mx
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from waiting import HANGS
 
 from kleinlite.book import workbook as checks
 from kleinlite.book.holes import HOLES
 from kleinlite.pipeline import Klein
-from tools import workbook
+from tools import promote, workbook
 
 NOTEBOOKS = [json.loads(path.read_text("utf-8")) for path in sorted(workbook.ROOT.glob("notebooks/[0-9]*.ipynb"))]
 
@@ -320,6 +323,16 @@ def test_the_last_cell_draws_by_what_the_reader_wrote(module):
         exec(source, names)
 
 
+def fill(made: dict, chapter: dict) -> dict:
+    """A workbook, as it was written, in whose holes the chapter's own bodies stand."""
+    right = {cell["id"]: cell["source"] for cell in chapter["cells"]}
+    cells = [
+        {**cell, "source": right[cell["id"]]} if workbook.WAITING in "".join(cell["source"]) else cell
+        for cell in made["cells"]
+    ]
+    return {**made, "cells": cells}
+
+
 def run_notebook(notebook: dict) -> list[dict]:
     """A notebook's code cells after a run from top to bottom that no error stops; what needs a network is left out."""
     made = nbformat.reads(json.dumps(notebook), as_version=4)
@@ -335,11 +348,7 @@ def test_a_workbook_runs_from_top_to_bottom():
     As it was written: nothing but what stands on an empty body fails, and says whose turn it is."""
     name, notebook = chapter_of("checkpoints")
     made = workbook.make_workbook(notebook, name)
-    filled = json.loads(json.dumps(made))
-    right = {cell["id"]: cell["source"] for cell in notebook["cells"]}
-    for cell in filled["cells"]:
-        cell["source"] = right[cell["id"]] if workbook.WAITING in "".join(cell["source"]) else cell["source"]
-    cells = run_notebook(filled)
+    cells = run_notebook(fill(made, notebook))
     lights = [text for cell in cells if cell.source.startswith("check(") for text in said_by(cell)]
     assert len(lights) == len(HOLES["checkpoints"]) and all("✓" in text for text in lights), lights
     assert not [error.evalue for cell in cells for error in cell.outputs if error.output_type == "error"]
@@ -434,12 +443,44 @@ def test_check_mine(clone, capfd):
     assert workbook.check_mine("4", clone) == 1
     assert "still waits for shift_time, noised, schedule, euler" in capfd.readouterr().out
     path = clone / "workbook" / "04_sampling.ipynb"
-    notebook = json.loads((clone / "notebooks" / "04_sampling.ipynb").read_text("utf-8"))
-    path.write_text(json.dumps(notebook))
+    written, chapter = (
+        json.loads((clone / place / path.name).read_text("utf-8")) for place in ("workbook", "notebooks")
+    )
+    filled = json.dumps(fill(written, chapter))
+    path.write_text(filled)
     assert workbook.check_mine("04", clone) == 0
     assert "Your sampling, from workbook/04_sampling.ipynb, passes the book's tests." in capfd.readouterr().out
-    path.write_text(json.dumps(notebook).replace("(t_next - t) * v", "(t - t_next) * v"))
+    right, wrong = MISTAKES["sampling.euler"]
+    path.write_text(filled.replace(right, wrong))
     assert workbook.check_mine("04_sampling", clone) == 1
-    assert "does not pass the book's tests yet" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "does not yet pass the book's tests" in said and "/tests/" not in said and "tests/test_sampling.py:" in said
     with pytest.raises(SystemExit, match="There is no workbook of chapter 99"):
         workbook.check_mine("99", clone)
+
+
+@pytest.mark.parametrize("module", HOLES)
+def test_a_filled_workbook_writes_the_chapters_module(module, tmp_path):
+    name, notebook = chapter_of(module)
+    written = []
+    for folder, content in (
+        ("notebooks", notebook),
+        ("workbook", fill(workbook.make_workbook(notebook, name), notebook)),
+    ):
+        path = tmp_path / folder / f"{name}.ipynb"
+        path.parent.mkdir()
+        path.write_text(json.dumps(content))
+        written.append(promote.build_modules([path]))
+    assert written[0] and [m.text for m in written[0]] == [m.text for m in written[1]]
+
+
+def test_a_list_that_is_cut_short_ends_quietly(clone):
+    """`make workbook | head -0`"""
+    write = "import sys; from pathlib import Path; from tools import workbook; "
+    write += "write = workbook.write; workbook.write = lambda: write(Path(sys.argv[1])); workbook.main(['write'])"
+    command = [sys.executable, "-c", write, str(clone)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=workbook.ROOT, timeout=HANGS)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

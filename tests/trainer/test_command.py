@@ -15,6 +15,7 @@ def test_the_command(folder, tmp_path, capsys):
     assert main(["train-lora", str(folder), *options, "-o", str(out), "--layout", "comfy"]) == 0
     told = capsys.readouterr().out
     assert "6 pictures of 96x96. Memory: features" in told and f"{out}: " in told
+    assert told.endswith("Not there yet? The same command goes on with --steps 4.\n")
     with safe_open(out, framework="np") as file:
         assert all(name.startswith("diffusion_model.") for name in file.keys())  # noqa: SIM118, it is no dictionary
 

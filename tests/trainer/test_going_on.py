@@ -15,6 +15,7 @@ from kleinlite.pipeline import Klein
 from kleinlite.trainer.folder import read_folder
 from kleinlite.trainer.lora import LoraTrainer
 from kleinlite.trainer.settings import MOST, Settings
+from kleinlite.training import learning_rate
 
 QUICK = Settings(rank=1, steps=4, rate=1e-3, accumulate=1, every=2, held_out=0.3)
 
@@ -66,6 +67,22 @@ def test_a_kill_between_state_and_report_loses_nothing(folder, tmp_path, monkeyp
         with pytest.raises(Killed):
             train(folder, tmp_path / "b" / "x.safetensors", settings)
     assert told(train(folder, tmp_path / "b" / "x.safetensors", settings)) == whole
+
+
+def test_more_steps_go_on_and_fewer_are_refused(folder, tmp_path):
+    out = tmp_path / "x.safetensors"
+    short = told(train(folder, out, replace(QUICK, steps=2)))
+    longer = LoraTrainer(Klein.from_pretrained("nano-base"), read_folder(folder), out, replace(QUICK, steps=3))
+    assert longer.run.step == 2
+    longer.train()
+    rate = longer.run.optimizer.learning_rate.item()  # of the third step of three
+    assert longer.run.step == 3 and rate == pytest.approx(learning_rate(1e-3, 3, 1)(2).item())
+    long = told(out)
+    assert long["held-out.csv"].startswith(short["held-out.csv"]) and long[out.name] != short[out.name]
+    assert {"samples-00002.png", "samples-00003.png"} < set(long)
+    with pytest.raises(ValueError, match=r"other settings \(steps\): delete it, or name another file"):
+        train(folder, out, replace(QUICK, steps=2))
+    assert told(out) == long
 
 
 @pytest.mark.slow
