@@ -31,7 +31,7 @@ generate: has-prompt $(VENV)/.base$(BACKEND) ## draw PROMPT="…" (also MODEL, Q
 	  $${LORA:+--lora "$$LORA"} $${LIKE:+--like "$$LIKE"} $${OUT:+-o "$$OUT"} $${PROMPT:+-- "$$PROMPT"}
 
 has-prompt:
-	@test -n "$$PROMPT$$LIKE" || { echo 'Say what to draw: make generate PROMPT="a red house under a yellow sun"'; exit 2; }
+	@test -n "$$PROMPT$$LIKE" || { echo 'Say what to draw: make generate PROMPT="a red house under a yellow sun" SEED=7'; exit 2; }
 
 setup: $(VENV)/.test$(BACKEND) ## install what reading, building and testing the book takes
 

@@ -26,13 +26,13 @@ from mlx.utils import tree_flatten
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.files import write_json
 from kleinlite.inference.memory_check import all_parts_fit
+from kleinlite.klein import Klein
 from kleinlite.memory import MemoryPlan, compute_dtype, count_parameters, count_prompt, count_step
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.configs import RELEASED_CONFIGS, format_index
 from kleinlite.models.export import DIFFUSERS_STEM, SHARD_BYTES, to_released, write_part
 from kleinlite.models.families import KLEIN
 from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
-from kleinlite.pipeline import Klein
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer, TransformerConfig

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .inference.picture_file import picture_info as picture_info, save_picture as save_picture
-    from .pipeline import Klein as Klein
+    from .klein import Klein as Klein
 
 __all__ = ["Klein", "picture_info", "save_picture"]
 __version__ = "0.4.0"
@@ -19,7 +19,7 @@ __version__ = "0.4.0"
 def __getattr__(name: str) -> "Any":
     # Importing the pipeline imports everything else; `import kleinlite.scenes` should not have to.
     if name == "Klein":
-        from .pipeline import Klein
+        from .klein import Klein
 
         return Klein
     if name in __all__:

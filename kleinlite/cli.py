@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from .inference.request import Options, Request
+    from .klein import Klein
     from .models.checkpoint import ModelInfo
     from .models.lora_files import Adapter
-    from .pipeline import Klein
 
 Job = tuple[Path, str, int]  # file, prompt and seed of a picture
 Adapters = list[tuple["Adapter", float]]  # and their scales
@@ -416,7 +416,7 @@ def ending_soon() -> Iterator[None]:
 
 def generate_in(group: "Group", args: argparse.Namespace) -> None:
     from .inference.machines import from_first
-    from .pipeline import Klein
+    from .klein import Klein
 
     if args.watch:
         check_output(Path(args.watch))
@@ -567,8 +567,8 @@ def check_before_loading(
     """Refuse what can be refused before gigabytes are fetched; the files have the last word."""
     from .inference.loras import Loras
     from .inference.memory_check import FEWER_BITS, check_memory, plan_model
+    from .klein import prepare_request
     from .models.describe import describe
-    from .pipeline import prepare_request
 
     quantize = settings["quantize"]
     if Path(model).exists():
@@ -717,8 +717,8 @@ def quantize(args: argparse.Namespace) -> None:
 
 
 def train_lora(args: argparse.Namespace) -> None:
+    from .klein import Klein
     from .models.describe import check_base, describe
-    from .pipeline import Klein
     from .trainer.folder import read_folder
     from .trainer.lora import LoraTrainer, check_output
     from .trainer.memory_plan import check_plan, plan_model_training

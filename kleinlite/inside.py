@@ -8,7 +8,8 @@ from functools import partial
 import mlx.core as mx
 
 from .inference.request import Options, check_request
-from .pipeline import Klein, Step, guided_field, velocity_field
+from .klein import Klein, Step
+from .pipeline import guided_field, velocity_field
 from .position_ids import Rope, apply_rope
 from .sampling import euler, noise
 from .transformer import roped_attention

@@ -26,8 +26,8 @@ from tokenizers import Tokenizer
 
 from kleinlite.autoencoder import Autoencoder
 from kleinlite.cpu import setup
+from kleinlite.klein import Klein
 from kleinlite.models.export import save_transformer
-from kleinlite.pipeline import Klein
 from kleinlite.text_encoder import TextEncoder
 from kleinlite.trainer.run import load_average, lock_folder
 from kleinlite.transformer import Transformer

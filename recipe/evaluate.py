@@ -19,6 +19,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 from tqdm.auto import tqdm
 
+from kleinlite.klein import Klein
 from kleinlite.nano.evaluate import (
     DEVELOPMENT,
     SHOWCASE,
@@ -36,7 +37,6 @@ from kleinlite.nano.evaluate import (
 )
 from kleinlite.nano.shapes import one_shape, one_shape_cases, summary, there_and_back
 from kleinlite.nano.synonyms import no_op_instruction
-from kleinlite.pipeline import Klein
 from kleinlite.scenes import draw
 
 

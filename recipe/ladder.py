@@ -3,8 +3,8 @@
     python -m recipe.ladder          all rows, three seeds: about half an hour of two cores
     python -m recipe.ladder 02 03    these chapters only; the other rows stay as they are
 
-Each chapter's cells marked `#| ladder` (and those that are promoted) are run as they stand, so that the table of
-chapter 6 measures what the chapters show. Writes notebooks/ladder.json, notebooks/images/ladder-*.png, a row each, and
+Each chapter's cells marked `#| ladder` (and those that are promoted) are run as they stand, so that the figure shows
+what the chapters draw. Writes notebooks/ladder.json, notebooks/images/ladder-*.png, a row each, and
 ladder.png, the figure of the README: chapters 0, 1, 2, 3, 5 and klein-nano.
 """
 

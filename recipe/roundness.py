@@ -18,11 +18,11 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
+from kleinlite.klein import Klein
 from kleinlite.measuring import bootstrap_error, mean_and_error
 from kleinlite.nano.evaluate import DEVELOPMENT, SIZE, TEST, draw_all
 from kleinlite.nano.second_judge import dents, fit
 from kleinlite.nano.shapes import one_shape, one_shape_cases, there_and_back
-from kleinlite.pipeline import Klein
 from kleinlite.scenes import Scene, Thing, captions, draw, with_article
 
 COUNT = 48

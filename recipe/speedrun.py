@@ -27,11 +27,11 @@ from tqdm.auto import tqdm
 
 from kleinlite.errors import UserError
 from kleinlite.files import write_json
+from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.export import save_transformer
 from kleinlite.nano.data import encode_scenes
 from kleinlite.nano.evaluate import SIZE, contact_sheet, draw_all, examine, held_out_captions
-from kleinlite.pipeline import Klein
 from kleinlite.trainer.run import Run, catch_interrupts, load_average, lock_folder, read_arrays, write_arrays
 from kleinlite.training import encode_batch, flow_loss, initialize
 from kleinlite.transformer import Transformer, TransformerConfig

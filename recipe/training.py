@@ -28,6 +28,7 @@ from kleinlite.distillation import STUDENT_STEPS, distill_loss, redraw_loss
 from kleinlite.errors import UserError
 from kleinlite.files import replace_file
 from kleinlite.inference.machines import own_temporary_folder
+from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import load_tokenizer
 from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.nano.data import (
@@ -41,7 +42,6 @@ from kleinlite.nano.data import (
     train_tokenizer,
 )
 from kleinlite.nano.evaluate import contact_sheet
-from kleinlite.pipeline import Klein
 from kleinlite.sampling import noised, schedule
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig, tokenize
 from kleinlite.trainer.run import (

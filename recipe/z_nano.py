@@ -26,8 +26,8 @@ from tqdm.auto import tqdm
 from kleinlite.book.z_nano import CONFIG, SPEC, turned
 from kleinlite.distillation import STUDENT_STEPS, own_path
 from kleinlite.errors import run_command
+from kleinlite.klein import Klein
 from kleinlite.models.export import quantize_weights
-from kleinlite.pipeline import Klein
 from kleinlite.position_ids import rope_table
 from kleinlite.sampling import schedule
 from kleinlite.text_encoder import PAD, TextEncoder, tokenize

@@ -30,8 +30,8 @@ class Module(NamedTuple):
 
     @property
     def slug(self) -> str:
-        """The name as an anchor."""
-        return self.name.replace(".", "-")
+        """The name as an anchor; `Klein`, the class, has "klein"."""
+        return self.name.replace(".", "-") if self.name != "klein" else "klein-module"
 
     def anchor(self, name: str) -> str:
         return name.lower() if name == "Klein" else f"{self.slug}-{name}"

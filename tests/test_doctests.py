@@ -14,7 +14,7 @@ from kleinlite.sampling import schedule
 PACKAGE = Path(__file__).resolve().parents[1] / "kleinlite"
 FILES = (
     "kleinlite",
-    "kleinlite.pipeline",
+    "kleinlite.klein",
     "kleinlite.inside",
     "kleinlite.inference.loras",
     "kleinlite.models.download",

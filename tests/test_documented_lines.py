@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 from documented_lines import FENCE, ROOT, Text, python_blocks, shell_lines
-from PIL import Image
 from stand_in_hub import Repository, released
 
 from kleinlite import Klein, save_picture
@@ -126,9 +125,6 @@ def prepared(tmp_path_factory) -> Path:
     save_picture(house, folder / "house.png")
     for name in ("FILE", "other", "a-red-circle-above-a-blue-square-7.png"):
         shutil.copyfile(folder / "house.png", folder / name)
-    mask = Image.new("L", house.size)
-    mask.paste(255, (0, 0, 48, 96))
-    mask.save(folder / "house-mask.png")
     (folder / "wishes.txt").write_text("a red circle\na blue star\n")
     for name in ("arrows", "my-dog"):
         (folder / name).mkdir()

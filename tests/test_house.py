@@ -14,6 +14,7 @@ import pytest
 from waiting import HANGS
 
 from kleinlite import Klein
+from kleinlite.pipeline import to_images, to_pixels
 from kleinlite.sampling import euler
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +30,7 @@ CONTRACT = {
 def test_the_public_names_of_klein_are_the_contract():
     assert {name for name in dir(Klein) if not name.startswith("_")} == CONTRACT
     assert Klein.__mro__ == (Klein, object), "the call is read in one class"
-    assert Path(inspect.getsourcefile(Klein)).name == "pipeline.py"
+    assert Path(inspect.getsourcefile(Klein)).name == "klein.py"
 
 
 ALONE = """
@@ -68,7 +69,7 @@ import os, sys
 import mlx.core as mx
 mx.random.seed(3); first = mx.random.normal((2,)).tolist(); mx.random.seed(3)
 before = dict(os.environ)
-import kleinlite, kleinlite.pipeline, kleinlite.scenes
+import kleinlite, kleinlite.klein, kleinlite.scenes
 maps = open("/proc/self/maps").read() if os.path.exists("/proc/self/maps") else ""
 print(dict(os.environ) == before, mx.random.normal((2,)).tolist() == first, "scipy_openblas" in maps)
 """
@@ -129,18 +130,18 @@ def test_the_field_may_be_one_graph(monkeypatch):
         def __eq__(self, other):
             return False
 
-    from kleinlite import pipeline
+    from kleinlite import klein as module
 
-    monkeypatch.setattr(pipeline.mx, "compile", compile_and_count)
-    request = pipeline.prepare_request(klein.info, "a red star", {"seed": 3})
+    monkeypatch.setattr(module.mx, "compile", compile_and_count)
+    request = module.prepare_request(klein.info, "a red star", {"seed": 3})
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline.mx, "default_device", lambda: Gpu())
+        patch.setattr(module.mx, "default_device", lambda: Gpu())
         velocity = klein._velocity_field(request)
-    x = pipeline.noise(3, 36)
+    x = module.noise(3, 36)
     *_, last = euler(velocity, x, klein.info.family.schedule(4, 36))
-    compiled = pipeline.to_images(klein.autoencoder.decode(last.latents.reshape(1, 6, 6, 128)))[0]
+    compiled = to_images(klein.autoencoder.decode(last.latents.reshape(1, 6, 6, 128)))[0]
     assert len(traces) == 1
-    difference = mx.abs(pipeline.to_pixels(plain) - pipeline.to_pixels(compiled)).max().item()
+    difference = mx.abs(to_pixels(plain) - to_pixels(compiled)).max().item()
     assert difference * 127.5 <= 1
 
 
@@ -152,3 +153,17 @@ def test_promoted_modules_open_with_their_letters_and_sources(name):
     """So that a formula can be read, and looked up."""
     opening = (PACKAGE / name).read_text().split('"""')[1]
     assert "\nLetters: " in opening and "\nSources: " in opening
+
+
+def test_no_chapter_imports_a_later_one():
+    """In the order of the notebooks that write them; so each can be read after those before it."""
+    order = {}
+    for path in PACKAGE.glob("*.py"):
+        found = re.search(r"^Promoted from notebooks/(\d\d)", path.read_text("utf-8"), re.M)
+        if found:
+            order[path.stem] = found[1]
+    assert len(order) >= 16
+    for name, chapter in order.items():
+        imported = re.findall(r"^from \.(\w+)", (PACKAGE / f"{name}.py").read_text("utf-8"), re.M)
+        later = [other for other in imported if order.get(other, "00") > chapter]
+        assert not later, f"chapter {chapter}, {name}, imports {later}"

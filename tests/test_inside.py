@@ -5,7 +5,7 @@ import pytest
 
 from kleinlite import transformer
 from kleinlite.inside import record_attention
-from kleinlite.pipeline import Klein
+from kleinlite.klein import Klein
 
 PROMPT = "a red circle above a blue square"
 

@@ -17,11 +17,11 @@ from benchmarks import picture
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.inference import memory_check
 from kleinlite.inference.memory_check import check_memory
+from kleinlite.klein import Klein
 from kleinlite.memory import STRIP_BYTES, MemoryPlan, count_parameters, plan_memory
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.families import network_of
-from kleinlite.pipeline import Klein
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer
 

@@ -14,7 +14,8 @@ from mlx.utils import tree_flatten
 from PIL import Image
 
 from kleinlite.autoencoder import patchify
-from kleinlite.pipeline import Klein, prepare_reference, to_images, to_pixels
+from kleinlite.klein import Klein, as_reference
+from kleinlite.pipeline import prepare_reference, to_images, to_pixels
 from kleinlite.position_ids import image_ids, reference_ids, text_ids
 from kleinlite.sampling import noise, schedule
 from kleinlite.text_encoder import tokenize
@@ -180,7 +181,7 @@ def test_prepare_reference(row):
 @pytest.mark.parametrize("size", META["refused"], ids=lambda size: "{}x{}".format(*size))
 def test_refused_reference(size):
     with pytest.raises(ValueError, match="64 pixels"):
-        prepare_reference(gradients(*size))
+        as_reference(gradients(*size))
 
 
 def test_pixels_there_and_back():

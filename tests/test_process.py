@@ -109,7 +109,7 @@ def test_ctrl_c_while_it_draws(here):
 # A step that takes a minute stands for one in MLX, during which Python hears of nothing.
 DEAF = """
 import sys, time
-from kleinlite import __main__, pipeline
+from kleinlite import __main__, klein
 
 def deaf(*_):
     end = time.monotonic() + 60
@@ -121,7 +121,7 @@ def deaf(*_):
             pass
     raise SystemExit("It went on.")
 
-pipeline.euler = deaf
+klein.euler = deaf
 sys.exit(__main__.main())
 """
 

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from waiting import HANGS, wait_until
 
-from kleinlite.pipeline import Klein
+from kleinlite.klein import Klein
 
 PAGE = Path(__file__).parents[1] / "notebooks" / "serving.md"
 

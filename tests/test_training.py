@@ -7,8 +7,8 @@ import pytest
 from mlx.utils import tree_flatten
 from small_nano import CONFIG, GRID, small_world  # noqa: F401, a fixture
 
+from kleinlite.klein import Klein
 from kleinlite.models.export import save_encoders, save_transformer
-from kleinlite.pipeline import Klein
 from kleinlite.sampling import schedule
 from kleinlite.text_encoder import tokenize
 from kleinlite.training import (

@@ -20,6 +20,7 @@ from kleinlite.cli import main
 from kleinlite.errors import UserError
 from kleinlite.inference.memory_check import plan_model
 from kleinlite.inference.picture_file import picture_info
+from kleinlite.klein import Klein
 from kleinlite.models import checkpoint as opening
 from kleinlite.models.checkpoint import match_weights, open_checkpoint
 from kleinlite.models.describe import describe
@@ -29,7 +30,6 @@ from kleinlite.models.families.z_image import Z_IMAGE_NAMES
 from kleinlite.models.files import load_arrays
 from kleinlite.models.names import AUTOENCODER_NAMES
 from kleinlite.models.registry import MODELS
-from kleinlite.pipeline import Klein
 from kleinlite.position_ids import rope_table
 from kleinlite.transformer import sequential, time_features
 from kleinlite.z_image import (

@@ -1,6 +1,6 @@
 """A quick training, for the tests of the trainer."""
 
-from kleinlite.pipeline import Klein
+from kleinlite.klein import Klein
 from kleinlite.trainer.folder import read_folder
 from kleinlite.trainer.lora import LoraTrainer
 from kleinlite.trainer.settings import Settings

@@ -39,7 +39,7 @@ TESTED = "`make check-mine CH={}` puts all of it under the book's own tests. "
 DRAWN = ("autoencoder", "position_ids", "text_encoder", "sampling", "transformer", "pipeline")  # what a picture runs on
 DRAW = """\
 from kleinlite.book.workbook import installed
-from kleinlite.pipeline import Klein as Finished
+from kleinlite.klein import Klein as Finished
 
 with installed("{module}", globals()):
     picture = Finished.from_pretrained()("a red house under a yellow sun", seed=7, progress=False)

@@ -34,6 +34,7 @@ from .. import (
     transformer,
     z_image,
 )
+from ..klein import Klein
 from ..models.checkpoint import load_tokenizer
 from . import ladder
 
@@ -110,6 +111,11 @@ def words() -> tuple[mx.array, mx.array]:
 def nano_tokenizer() -> Any:
     """The one that comes with the package."""
     return load_tokenizer(Path(__file__).parents[1] / "nano" / "weights")
+
+
+def nano_base() -> Klein:
+    """nano before distillation."""
+    return Klein.from_pretrained("nano-base")
 
 
 def bent_field(x: mx.array, t: float, t_next: float) -> mx.array:
@@ -285,6 +291,7 @@ HOLES: dict[str, dict[str, Trial]] = {
         "guided_field": lambda: [
             pipeline.guided_field(FIELDS[:count], 3.0)(normal(1, 3, 4), 0.7, 0.4) for count in (1, 2)
         ],
+        "generate": lambda: levels(pipeline.generate(nano_base(), "a star", 3, size=32, steps=2, guidance=3.0)),
         "masked_field": lambda: pipeline.masked_field(
             bent_field, normal(1, 3, 4), normal(1, 3, 4, seed=1), mx.array([[[1.0], [0.0], [0.5]]])
         )(normal(1, 3, 4, seed=2), 0.7, 0.4),

@@ -1,6 +1,6 @@
 """What 4 chapters build together.
 
-Promoted from notebooks/00,01,02,03: edit there, then run `make promote`. (seal 520880ff)
+Promoted from notebooks/00,01,02,03: edit there, then run `make promote`. (seal 3e5d9399)
 """
 
 import math
@@ -11,7 +11,7 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from tqdm.auto import tqdm
 
-from ..pipeline import Klein
+from ..klein import Klein
 from ..position_ids import apply_rope, rope_table
 from ..text_encoder import tokenize
 

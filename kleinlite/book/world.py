@@ -5,21 +5,17 @@ White paper with one shape in the middle, or two shapes side by side or one abov
 b pictures · n patches · c numbers of a patch
 """
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import mlx.core as mx
-from PIL import Image
 
 from ..scenes import Scene, Thing, captions, draw, held_out
 from . import plots
 
 KINDS = ("circle", "square", "triangle", "star")
 COLORS = ("red", "yellow", "green", "blue")
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SHOWN = (0, 1, 2, 3, 16, 17, 18, 20)  # of an exam: four single shapes, four pairs
 
 
@@ -129,19 +125,3 @@ def judge(name: str, loss: float, drawn: mx.array, exam: World) -> Row:
     print(f"{name}: loss {loss:.3f}; right: {singles:.0%} of 32 answers on single shapes, {pairs:.0%} of 64 on pairs")
     plots.show([drawn[i] for i in SHOWN], [exam.sentences[i] for i in SHOWN], columns=8)
     return Row(name, loss, singles, pairs, drawn)
-
-
-def show_ladder(sentences: Sequence[str], last: Sequence[Image.Image]) -> None:
-    """The rows that `python -m recipe.ladder` measured, with its pictures, and `last`, klein-nano's, below."""
-    rows: dict[str, Sequence[Image.Image]] = {}
-    for name, row in json.loads((NOTEBOOKS / "ladder.json").read_text(encoding="utf-8")).items():
-        loss = row["loss"]
-        strip = Image.open(NOTEBOOKS / "images" / row["picture"])
-        side = strip.height
-        print(
-            f"{name:21} loss {sum(loss) / 3:.3f} ({min(loss):.3f} to {max(loss):.3f}), right: single shapes "
-            f"{sum(row['singles']) / 3:.0%}, pairs {sum(row['pairs']) / 3:.0%}"
-        )
-        rows[name] = [strip.crop((i * side, 0, (i + 1) * side, side)) for i in range(len(SHOWN))]
-    plots.rows(rows | {"klein-nano": last})
-    print("asked for:", *sentences, sep="\n")

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from ..pipeline import Klein
+from ..klein import Klein
 from ..scenes import (
     BACKGROUNDS,
     CENTRES,

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 from tqdm.auto import tqdm
 
-from ..pipeline import Klein
+from ..klein import Klein
 from ..scenes import (
     BACKGROUNDS,
     GROUNDS,

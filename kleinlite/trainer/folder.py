@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from ..errors import UserError, first_few
 from ..inference.picture_file import open_picture, to_rgb
 from ..inference.request import check_side
-from ..pipeline import prepare_reference
+from ..klein import as_reference
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".webp"}
 REFERENCE = re.compile(r"(.+)_ref\d*")
@@ -120,6 +120,6 @@ def read_reference(path: str | Path, size: tuple[int, int] | None = None) -> Ima
     image = open_picture(path)
     try:
         image = to_rgb(image)
-        return prepare_reference(ImageOps.fit(image, size, Image.Resampling.LANCZOS) if size else image)
+        return as_reference(ImageOps.fit(image, size, Image.Resampling.LANCZOS) if size else image)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None

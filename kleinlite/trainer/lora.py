@@ -24,11 +24,12 @@ from PIL import Image
 
 from ..errors import ExistingFileError, UserError
 from ..files import check_disk_space, replace_file, write_json
+from ..klein import Klein
 from ..lora import attach, enable_gradient_checkpointing, freeze_except, new_deltas
 from ..models.describe import check_base
 from ..models.files import read_json
 from ..models.lora_files import open_adapter, write_adapter
-from ..pipeline import Klein, encode_references, to_images, to_pixels, velocity_field
+from ..pipeline import encode_references, to_images, to_pixels, velocity_field
 from ..position_ids import image_ids, reference_ids, text_ids
 from ..quantization import QuantizedLinear
 from ..sampling import classifier_free_guidance, euler, noise, schedule

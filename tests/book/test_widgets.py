@@ -15,7 +15,8 @@ from kleinlite.book import widgets
 from kleinlite.book.widgets.explorers import record_attention
 from kleinlite.book.widgets.panel import to_png
 from kleinlite.book.widgets.playground import JOBS
-from kleinlite.pipeline import Klein, prepare_reference, to_pixels
+from kleinlite.klein import Klein
+from kleinlite.pipeline import prepare_reference, to_pixels
 from kleinlite.sampling import empirical_mu
 
 PROMPT = "a red house under a yellow sun"

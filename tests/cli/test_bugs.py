@@ -7,7 +7,7 @@ import pytest
 from command import PROMPT, run
 from mlx.utils import tree_flatten
 
-from kleinlite import pipeline
+from kleinlite import klein as klein_module
 
 # ---------------------------------------------------------------- what is no mistake of the reader's
 
@@ -25,7 +25,7 @@ from kleinlite import pipeline
 )
 def test_a_bug_keeps_its_traceback(bug, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "euler", lambda *_: bug())
+    monkeypatch.setattr(klein_module, "euler", lambda *_: bug())
     with pytest.raises((AttributeError, TypeError, LookupError, ValueError)):
         run("generate", PROMPT, "--model", tiny)
     assert not list(tmp_path.glob("*.png"))
@@ -33,8 +33,8 @@ def test_a_bug_keeps_its_traceback(bug, tiny, tmp_path, monkeypatch):
 
 def test_a_call_that_fails_in_the_package_is_a_bug(tiny, tmp_path, monkeypatch):
     scope = {}  # no sentence of ours: nobody wrote a `raise`
-    exec(compile("def euler(*_): int('x')", Path(pipeline.__file__).with_name("x.py"), "exec"), scope)
+    exec(compile("def euler(*_): int('x')", Path(klein_module.__file__).with_name("x.py"), "exec"), scope)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "euler", scope["euler"])
+    monkeypatch.setattr(klein_module, "euler", scope["euler"])
     with pytest.raises(ValueError, match="invalid literal"):
         run("generate", PROMPT, "--model", tiny)

@@ -18,14 +18,14 @@ from stand_in_hub import TINY, Repository
 from tiers import slow
 from waiting import HANGS
 
-from kleinlite import __version__, picture_info, pipeline, save_picture
+from kleinlite import __version__, klein as klein_module, picture_info, save_picture
 from kleinlite.cli import parse_size
 from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.models.download import fetch_model
 from kleinlite.models.lora_files import find_adapter
 from kleinlite.models.registry import BUNDLED, MODELS
 
-NANO = Path(pipeline.__file__).parent / "nano" / "weights" / "model_index.json"
+NANO = Path(klein_module.__file__).parent / "nano" / "weights" / "model_index.json"
 
 
 def in_a_process(code: str, *argv, **environment) -> subprocess.CompletedProcess:
@@ -92,7 +92,7 @@ def test_options_reach_the_model(tiny, draw, capsys):
     assert picture.size == (48, 32)
     made = picture_info(picture)
     assert (made["steps"], made["guidance"], made["negative_prompt"], made["seed"]) == (3, 2.5, "blue", 11)
-    klein = pipeline.Klein.from_pretrained(tiny / "base")
+    klein = klein_module.Klein.from_pretrained(tiny / "base")
     wishes = {"width": 48, "height": 32, "steps": 3, "guidance": 2.5, "negative_prompt": "blue", "seed": 11}
     assert pixels(klein(PROMPT, **wishes, progress=False)) == pixels(picture)
     for option, value in (("--negative", "green"), ("--guidance", 2), ("--steps", 2), ("--seed", 12)):
@@ -134,7 +134,7 @@ def test_what_nano_never_learned_is_said_before_it_draws(here, capsys, monkeypat
         assert "another size than 96×96" in capsys.readouterr().err
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "euler", deaf)
+    monkeypatch.setattr(klein_module, "euler", deaf)
     assert run("generate", "a red star", "--size", 512) == 130
 
 
@@ -290,7 +290,7 @@ def test_like_takes_replaced_parts_again(tiny):
     weights = {name: w * 2 if name == "decoder.conv_out.weight" else w for name, w in mx.load(str(vae)).items()}
     mx.eval(weights)
     mx.save_safetensors(str(vae), weights)
-    drawn = pipeline.Klein.from_pretrained(tiny, parts={"vae": other})(PROMPT, seed=7, steps=1, progress=False)
+    drawn = klein_module.Klein.from_pretrained(tiny, parts={"vae": other})(PROMPT, seed=7, steps=1, progress=False)
     assert picture_info(drawn)["parts"] == {"vae": "other"}
     save_picture(drawn, "x.png")
     assert run("generate", "--like", "x.png", "-o", "again.png") == 0
@@ -300,9 +300,9 @@ def test_like_takes_replaced_parts_again(tiny):
 
 
 def test_like_takes_the_parts_of_a_single_file_again(tiny):
-    transformer = pipeline.Klein.from_pretrained(tiny).transformer
+    transformer = klein_module.Klein.from_pretrained(tiny).transformer
     mx.save_safetensors("klein.safetensors", dict(tree_flatten(transformer.parameters())))
-    klein = pipeline.Klein.from_pretrained("klein.safetensors", parts=tiny)
+    klein = klein_module.Klein.from_pretrained("klein.safetensors", parts=tiny)
     save_picture(klein(PROMPT, seed=7, steps=1, progress=False), "x.png")
     assert picture_info("x.png")["parts"] == str(tiny)
     assert run("generate", "--like", "x.png", "-o", "again.png") == 0
@@ -311,7 +311,7 @@ def test_like_takes_the_parts_of_a_single_file_again(tiny):
 
 def test_like_a_picture_from_noise_wants_a_seed(tiny, capsys):
     noise = mx.random.normal((1, 16, 128), key=mx.random.key(1))
-    save_picture(pipeline.Klein.from_pretrained(tiny)(PROMPT, noise=noise, seed=7, progress=False), "x.png")
+    save_picture(klein_module.Klein.from_pretrained(tiny)(PROMPT, noise=noise, seed=7, progress=False), "x.png")
     made = picture_info("x.png")
     assert made["noise"] is True and "seed" not in made
     assert run("info", "x.png") == 0 and "noise" in capsys.readouterr().out
@@ -441,7 +441,7 @@ def test_help_is_quick_and_complete(capsys):
     said = capsys.readouterr().out
     assert [option for option in options if f"--{option} " not in said] == []
     assert run("--version") == 0 and capsys.readouterr().out == f"kleinlite {__version__}\n"
-    slow = ("PIL", "mlx.nn", "tokenizers", "tqdm", "huggingface_hub", "kleinlite.pipeline")
+    slow = ("PIL", "mlx.nn", "tokenizers", "tqdm", "huggingface_hub", "kleinlite.klein")
     code = "import sys\nfrom kleinlite.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
     end = in_a_process(f"{code}print('slow:', [m for m in {slow} if m in sys.modules])", "generate", "--help")
     assert end.returncode == 0 and end.stdout.endswith("slow: []\n"), end.stdout + end.stderr
@@ -474,7 +474,7 @@ def test_a_released_model_is_fetched_and_draws(hub, here, capsys):
 
 
 def test_a_model_in_one_file_is_fetched_and_draws(hub, here, capsys):
-    transformer, model = pipeline.Klein.from_pretrained(TINY).transformer, MODELS["4b-fp8"]
+    transformer, model = klein_module.Klein.from_pretrained(TINY).transformer, MODELS["4b-fp8"]
     mx.save_safetensors("x.safetensors", dict(tree_flatten(transformer.parameters())))
     hub.repositories[model.repo] = Repository({model.file: Path("x.safetensors").read_bytes()})
     options = ["--size", "64x64", "--seed", 7]
@@ -548,7 +548,7 @@ def test_a_picture_remembers_the_quantisation(here, capsys):
 
 
 def test_ctrl_c_ends_quietly(tiny, here):
-    code = "import os, signal, sys, threading\nfrom kleinlite import cli, pipeline\n"
+    code = "import os, signal, sys, threading\nfrom kleinlite import cli, klein\n"
     code += "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\nsys.exit(cli.main(sys.argv[1:]))"
     end = in_a_process(code, "generate", PROMPT, "--model", tiny, "--steps", 1000)
     assert (end.returncode, end.stdout, end.stderr) == (130, "", "kleinlite: stopped.\n")

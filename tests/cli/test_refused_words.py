@@ -10,7 +10,7 @@ import pytest
 from command import MADE, PROMPT, remember
 from PIL import Image
 
-from kleinlite import pipeline
+from kleinlite import klein as klein_module
 from kleinlite.models.checkpoint import resolve_model
 
 # ---------------------------------------------------------------- what is typed
@@ -141,7 +141,7 @@ def test_a_model_too_large_for_the_memory(tiny, refused, monkeypatch):
     def full(*_, **__):
         raise RuntimeError("[malloc] Unable to allocate 123456 bytes.")
 
-    monkeypatch.setattr(pipeline, "euler", full)
+    monkeypatch.setattr(klein_module, "euler", full)
     refused("not enough memory smaller --size", "generate", PROMPT, "--model", tiny)
 
 

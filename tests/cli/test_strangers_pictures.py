@@ -6,7 +6,7 @@ import pytest
 from command import MADE, PROMPT, remember
 from peak_memory import peak_memory
 
-from kleinlite import pipeline
+from kleinlite import klein as klein_module
 
 # ---------------------------------------------------------------- what comes from strangers
 
@@ -66,5 +66,5 @@ def test_a_temporary_folder_that_is_not_there(tiny, refused, monkeypatch):
     def compiler(*_):
         raise RuntimeError("filesystem error: temp_directory_path: Not a directory [/nope]")  # as MLX says it
 
-    monkeypatch.setattr(pipeline, "euler", compiler)
+    monkeypatch.setattr(klein_module, "euler", compiler)
     refused("temporary files does not exist TMPDIR", "generate", PROMPT, "--model", tiny)

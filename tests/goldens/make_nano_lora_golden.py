@@ -15,9 +15,9 @@ import torch
 from make_nano_golden import whole
 from run_diffusers import draw, load
 
+from kleinlite.klein import Klein
 from kleinlite.lora import LoRA
 from kleinlite.models.lora_files import find_adapter, open_adapter, write_adapter
-from kleinlite.pipeline import Klein
 from kleinlite.sampling import noise
 
 HERE = Path(__file__).parent

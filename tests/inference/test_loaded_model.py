@@ -11,8 +11,8 @@ from peak_memory import peak_memory
 from stand_in_hub import TINY
 
 from kleinlite.autoencoder import Autoencoder
+from kleinlite.klein import Klein
 from kleinlite.models.export import quantize_model
-from kleinlite.pipeline import Klein
 
 WISH = {"width": 48, "height": 32, "steps": 2, "seed": 5, "progress": False}
 

@@ -16,9 +16,9 @@ from stand_in_hub import TINY
 from waiting import HANGS
 
 from kleinlite.inference.memory_check import plan_model
+from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.describe import describe
-from kleinlite.pipeline import Klein
 from kleinlite.sharding import shard
 
 PIPELINES = TINY.parent
@@ -29,7 +29,7 @@ from pathlib import Path
 import mlx.core as mx
 from kleinlite.errors import UserError
 from kleinlite.inference import loaded_model, machines
-from kleinlite.pipeline import Klein
+from kleinlite.klein import Klein
 
 group = mx.distributed.init()
 machines.own_temporary_folder(group)

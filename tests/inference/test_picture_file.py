@@ -19,7 +19,7 @@ from kleinlite import Klein, files, picture_info, save_picture
 from kleinlite.errors import UserError
 from kleinlite.inference import picture_file
 from kleinlite.inference.picture_file import is_lora, open_picture, read_metadata, to_rgb
-from kleinlite.pipeline import prepare_reference
+from kleinlite.klein import as_reference
 
 MADE = {"model": "nano", "prompt": "a", "seed": 1, "steps": 4, "guidance": 1.0}
 MADE |= {"negative_prompt": "", "width": 64, "height": 64, "references": 0}
@@ -50,7 +50,7 @@ def test_a_sixteen_bit_file_and_its_eight_bits(tmp_path):
     deep = Image.frombytes("I;16", (256, 64), array.array("H", [257 * x for x in range(256)] * 64).tobytes())
     deep.save(tmp_path / "deep.png")
     flat = Image.frombytes("L", (256, 64), bytes(range(256)) * 64)
-    assert prepare_reference(Image.open(tmp_path / "deep.png")).tobytes() == prepare_reference(flat).tobytes()
+    assert as_reference(Image.open(tmp_path / "deep.png")).tobytes() == as_reference(flat).tobytes()
 
 
 @pytest.mark.parametrize("white", [1, 255, 65535])
@@ -105,7 +105,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path, recwarn):
         open_picture(path)
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with pytest.raises(ValueError, match="13000×13000 is too large, at most 89 million"):
-        prepare_reference(Image.open(path))
+        as_reference(Image.open(path))
     assert time.process_time() - start < 0.5
     assert [w for w in recwarn if "kleinlite" in str(w.filename)] == []
 
@@ -114,7 +114,7 @@ def test_a_picture_that_breaks_off_is_a_sentence(tmp_path):
     path = tmp_path / "cut.png"
     Image.effect_noise((80, 80), 50).save(path)
     path.write_bytes(path.read_bytes()[:2000])
-    for read in (open_picture, lambda path: prepare_reference(Image.open(path))):
+    for read in (open_picture, lambda path: as_reference(Image.open(path))):
         with pytest.raises(ValueError, match="cannot be read"):
             read(path)
 

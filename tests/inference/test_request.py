@@ -12,8 +12,8 @@ from PIL import Image
 from stand_in_hub import TINY
 
 from kleinlite.inference.request import Request, check_request
+from kleinlite.klein import Klein, prepare_request
 from kleinlite.models.checkpoint import ModelInfo
-from kleinlite.pipeline import Klein, prepare_request
 
 DISTILLED = ModelInfo("nano", True, size=96, max_length=32)
 BASE = ModelInfo("nano-base", False, size=96, max_length=32)

@@ -180,7 +180,7 @@ def test_after_a_fork_a_sentence():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where fork is the way to start a process")
 def test_an_import_alone_starts_nothing_that_a_fork_would_lose():
-    end = run(FORK.format(before="import kleinlite, kleinlite.pipeline", model=str(TINY)))
+    end = run(FORK.format(before="import kleinlite, kleinlite.klein", model=str(TINY)))
     assert (end.returncode, end.stdout.strip()) == (0, "drawn"), end.stderr
 
 

@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten
 from stand_in_hub import TINY
 
 from kleinlite.errors import UserError
+from kleinlite.klein import Klein
 from kleinlite.models import checkpoint as checkpoints, files
 from kleinlite.models.checkpoint import open_checkpoint, resolve_model
-from kleinlite.pipeline import Klein
 
 NANO = resolve_model("nano")
 IO = Path("/proc/self/io")

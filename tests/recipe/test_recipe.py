@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from small_nano import SMALL
 
-from kleinlite.pipeline import Klein
+from kleinlite.klein import Klein
 from kleinlite.scenes import shape_spots
 from kleinlite.trainer.run import lock_folder
 from recipe import redraw, training

@@ -10,8 +10,8 @@ from PIL import Image, ImageDraw
 
 from kleinlite.distillation import redraw_loss
 from kleinlite.errors import UserError
+from kleinlite.klein import Klein
 from kleinlite.nano.evaluate import requested
-from kleinlite.pipeline import Klein
 from kleinlite.scenes import (
     SHAPES,
     Scene,

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from kleinlite.errors import UserError
-from kleinlite.pipeline import Klein
+from kleinlite.klein import Klein
 from kleinlite.transformer import TransformerConfig
 from recipe import speedrun as module
 from recipe.__main__ import main

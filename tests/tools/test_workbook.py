@@ -18,7 +18,7 @@ from waiting import HANGS
 
 from kleinlite.book import workbook as checks
 from kleinlite.book.holes import HOLES
-from kleinlite.pipeline import Klein
+from kleinlite.klein import Klein
 from tools import promote, workbook
 
 NOTEBOOKS = [json.loads(path.read_text("utf-8")) for path in sorted(workbook.ROOT.glob("notebooks/[0-9]*.ipynb"))]
@@ -80,6 +80,7 @@ MISTAKES = {
     "pipeline.encode_references": ("axis=1), b, axis=0", "axis=1), b, axis=1"),
     "pipeline.velocity_field": ("[:, :n]", "[:, -n:]"),
     "pipeline.guided_field": ("with_prompt, without = fields", "without, with_prompt = fields"),
+    "pipeline.generate": ("guided_field(fields, guidance)", "fields[0]"),
     "pipeline.masked_field": ("mask * (velocity", "(1 - mask) * (velocity"),
     "quantization.QuantSpec.bits_per_weight": ("32 if", "16 if"),
     "quantization.QuantizedMatrix.shape": ("columns * 32 // self.spec.bits", "columns * self.spec.bits"),

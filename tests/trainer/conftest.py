@@ -3,8 +3,8 @@
 import pytest
 from trainings import QUICK
 
+from kleinlite.klein import Klein
 from kleinlite.nano.crosses import cross
-from kleinlite.pipeline import Klein
 from kleinlite.trainer import lora as trainer_module
 from kleinlite.trainer.folder import read_folder
 from kleinlite.trainer.lora import LoraTrainer

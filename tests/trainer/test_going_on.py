@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kleinlite.cli import main
+from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.lora_files import describe_adapter, open_adapter
 from kleinlite.nano.crosses import cross
-from kleinlite.pipeline import Klein
 from kleinlite.trainer.folder import read_folder
 from kleinlite.trainer.lora import LoraTrainer
 from kleinlite.trainer.settings import MOST, Settings

@@ -21,9 +21,9 @@ from trainings import QUICK, trained
 
 from kleinlite.errors import ExistingFileError, FileError, UserError
 from kleinlite.inference.loaded_model import LoadedModel
+from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.lora_files import open_adapter
-from kleinlite.pipeline import Klein
 from kleinlite.text_encoder import TextEncoder
 from kleinlite.trainer import memory_plan as plan_module, run as run_module
 from kleinlite.trainer.folder import Example, read_folder

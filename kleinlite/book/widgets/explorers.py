@@ -12,7 +12,8 @@ from PIL import Image
 
 from ...errors import UserError
 from ...inside import record_attention
-from ...pipeline import Klein, prepare_reference, to_images, to_pixels
+from ...klein import Klein, as_reference
+from ...pipeline import to_images, to_pixels
 from ...position_ids import apply_rope, image_ids, rope_table
 from ...sampling import empirical_mu, schedule
 from ...text_encoder import TEMPLATE
@@ -139,7 +140,7 @@ def attention_viewer(klein: Klein, prompt: str, seed: int = 7, size: int | None 
 
 def latent_explorer(klein: Klein, picture: Image.Image) -> Panel:
     """Push one of the 128 packed channels up or down in every patch, and see what the decoder makes of it."""
-    latents = klein.autoencoder.encode(to_pixels(prepare_reference(picture)))  # (1, gh, gw, 128)
+    latents = klein.autoencoder.encode(to_pixels(as_reference(picture)))  # (1, gh, gw, 128)
     before = klein.autoencoder.decode(latents)
 
     def draw(channel: int, push: float) -> Figure:

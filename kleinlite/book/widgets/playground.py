@@ -16,9 +16,9 @@ from PIL import Image
 
 from ...errors import UserError
 from ...inference.picture_file import to_rgb
+from ...klein import Klein, Step, as_reference
 from ...models.checkpoint import ModelInfo
 from ...nano.limits import describe_limits
-from ...pipeline import Klein, Step, prepare_reference
 from .panel import Clickable, Code, Files, Panel, make_row, make_thumbnail, show_pictures, to_png
 
 __all__ = ["Playground", "playground"]
@@ -175,7 +175,7 @@ class Playground(Panel):
         self.cells.clear()
         try:
             pictures = open_pictures(parts.files.value)
-            sizes = [prepare_reference(picture).size for picture in pictures]
+            sizes = [as_reference(picture).size for picture in pictures]
             parts.width.value, parts.height.value = [*sizes, (size, size)][0]
             self.show_status("")
         except ValueError as error:

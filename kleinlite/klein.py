@@ -1,0 +1,281 @@
+"""`Klein`, the call that everybody makes: chapter 6's twenty lines, and what a program wants around them.
+
+It loads parts and frees them, checks what is asked for, and lets a caller look on. A test draws by `generate` and by
+`Klein`, and compares bytes.
+
+b pictures · n picture tokens
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack, overload
+
+import mlx.core as mx
+from PIL import Image
+from tokenizers import Tokenizer
+
+from .autoencoder import Autoencoder
+from .errors import UserError
+from .inference.fast_preview import preview_pixels
+from .inference.loaded_model import LoadedModel
+from .inference.loras import Loras
+from .inference.masks import plan_change
+from .inference.picture_file import check_reference_size, remember, to_rgb
+from .inference.progress import progress_bar
+from .inference.request import Options, Request, check_images, check_loading, check_request
+from .inference.serialized import run_serialized
+from .kv_cache import cached_velocity_field
+from .memory import MemoryPlan
+from .models.checkpoint import ModelInfo
+from .models.families import Box, Family
+from .pipeline import encode_references, guided_field, masked_field, prepare_reference, to_images, velocity_field
+from .sampling import Field, euler, noise, noised
+from .sharding import shared_guidance
+from .text_encoder import TextEncoder
+from .transformer import Transformer
+
+__all__ = ["Klein", "Pictures", "Step", "prepare_request", "as_reference"]
+
+Pictures = Image.Image | list[Image.Image]  # of a prompt, or of a list of prompts
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One Euler step of a running generation, from noise level t to t_next.
+
+    velocity: at t, guidance applied, (b, n, 128). latents: after the step, (b, n, 128).
+    """
+
+    index: int
+    t: float
+    t_next: float
+    velocity: mx.array = field(repr=False)
+    latents: mx.array = field(repr=False)
+    decode: Callable[[mx.array, bool], Pictures] = field(repr=False)  # latents, and whether fast and roughly
+
+    def preview(self, fast: bool = False) -> Pictures:
+        """The clean picture that the model expects from here; after the last step, the picture itself.
+
+        fast: by one matrix in place of the decoder: as large, but blurred, and next to no work.
+        """
+        return run_serialized(lambda: self.decode(self.latents - self.t_next * self.velocity, fast))
+
+
+def as_reference(image: Image.Image) -> Image.Image:
+    """Any picture as a reference: upright, in RGB, cut as chapter 6 cuts it. Raises UserError for odd sizes."""
+    return prepare_reference(check_reference_size(to_rgb(image)))
+
+
+def prepare_references(family: Family, images: list[Image.Image]) -> tuple[list[Image.Image], Box | None]:
+    """All of a call's pictures; and the box to which the result is cut, where a family fills up a lone one."""
+    if len(images) == 1 and family.prepare_lone_reference:
+        image, box = family.prepare_lone_reference(to_rgb(images[0]))
+        return [image], box
+    return [as_reference(image) for image in images], None
+
+
+def prepare_request(info: ModelInfo, prompt: str | Sequence[str], options: Options) -> Request:
+    """A call's options, checked, with its pictures as the model will read them. Raises UserError."""
+    images = check_images(options.get("images", ()))
+    change = plan_change(images, options)
+    if change:
+        references = [as_reference(image) for image in (change.canvas, *images[1:])]
+        return check_request(info, prompt, options, references, change=change)
+    references, box = prepare_references(info.family, images)
+    return check_request(info, prompt, options, references, box)
+
+
+class Klein:
+    """A text-to-image and editing model: text encoder, transformer, autoencoder, and the loop that joins them.
+
+    >>> klein = Klein.from_pretrained()
+    >>> image = klein("a red house under a yellow sun", seed=7, progress=False)
+    >>> image.size
+    (96, 96)
+    """
+
+    def __init__(self, model: LoadedModel | None = None):
+        if model is None:
+            raise UserError("Klein() has no model: say Klein.from_pretrained().")
+        self._model = model
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path = "nano", *, quantize: int | str | None = None, dtype: mx.Dtype | None = None,
+        parts: str | Path | dict[str, str | Path] | None = None, keep_loaded: bool = False,
+        loras: Sequence[str | Path | tuple[str | Path, float]] = (), group: mx.distributed.Group | None = None,
+    ) -> "Klein":  # fmt: skip
+        """A bundled model ("nano", "nano-base"), a released one ("4b", …), a hub repository, or a local folder or file.
+
+        quantize: bits per weight, 3, 4, 5, 6 or 8, or "mxfp4", "mxfp8" or "nvfp4"; as the files have them if not given.
+        dtype: how the transformer and the text encoder compute; bfloat16 on a GPU, float32 on a CPU if not given.
+        parts: the model that has a single file's other parts; or parts to replace, such as {"vae": "small-decoder"}.
+        keep_loaded: keep the text encoder in memory between prompts.
+        loras: adapter files, each with a scale if not 1: ["dog.safetensors", ("style.safetensors", 0.7)]; see `loras`.
+        group: several machines that draw each picture together, all with the same calls: `mx.distributed.init()`.
+        Raises UserError, FileError or HubError with the way out.
+        """
+        check_loading(name, quantize, dtype, parts, loras)
+        model = run_serialized(LoadedModel.open, name, quantize, dtype, parts, keep_loaded, group)
+        model.loras.add_all(loras)
+        return cls(model)
+
+    @overload
+    def __call__(self, prompt: str, **options: Unpack[Options]) -> Image.Image: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, prompt: Sequence[str], **options: Unpack[Options]) -> list[Image.Image]: ...
+    def __call__(self, prompt: str | Sequence[str], **options: Unpack[Options]) -> Pictures:
+        """Draw the prompt; with `images`, edit or combine them as the prompt says. A list of prompts gives a list.
+
+        The options are those of `Options`: images, mask, strength, extend, width, height, steps, guidance,
+        negative_prompt, seed, noise, progress. With mask (white is drawn anew, black stays to the bit), strength
+        (0 to 1) or extend (left, top, right, bottom), images[0] is the picture to change.
+        Each picture remembers what made it, in every PNG file that it is saved to: see `picture_info`.
+        Raises UserError, with the way out, if the options do not go together, and MemoryLimitError if this machine is
+        too small.
+        """
+        for step in self.stream(prompt, **options):
+            last = step
+        return last.preview()
+
+    def stream(self, prompt: str | Sequence[str], **options: Unpack[Options]) -> Iterator[Step]:
+        """The same as a call, one `Step` at a time: to watch, to stop early, or to look inside."""
+        return self._run(self._check(prompt, options), options)
+
+    def encode_prompt(self, prompt: str | list[str]) -> mx.array | list[mx.array]:
+        """Text features (1, tokens, features), or a row per prompt of a list; of Z-Image a list: lengths differ."""
+        return self._model.encode_prompt(prompt)
+
+    def plan_memory(self, prompt: str | Sequence[str] = "", **options: Unpack[Options]) -> MemoryPlan:
+        """The bytes that this call would take, stage by stage; nothing is loaded for it."""
+        return self._model.plan_memory(self._request(prompt, options))
+
+    def release(self) -> None:
+        """Take all parts out of memory; what needs one reads it again."""
+        self._model.release_all()
+
+    def _request(self, prompt: str | Sequence[str], options: Options) -> Request:
+        return prepare_request(self.info, prompt, options)
+
+    def _check(self, prompt: str | Sequence[str], options: Options) -> Request:
+        request = self._model.agree(self._request(prompt, options), seeded=options.get("seed") is not None)
+        self._model.check_memory(request)
+        return request
+
+    def _run(self, request: Request, options: Options) -> Iterator[Step]:
+        """The steps under a progress bar; other threads may have their turn between two of them."""
+        steps = self._steps(request)
+        try:
+            for _ in progress_bar(request.steps - request.skipped_steps, options.get("progress", True)):
+                yield self._model.run(next, steps)
+        finally:
+            steps.close()  # or it would hold on to the transformer
+            self._model.offload_if_needed(request)
+
+    def _steps(self, request: Request) -> Generator[Step, None, None]:
+        """The Euler loop of one request: from its seeds' noise, or from its own, to the picture.
+
+        A picture to be changed is mixed with the noise first, and where its mask is black the walk leads back to it.
+        """
+        velocity = self._velocity_field(request)
+        n = math.prod(request.grid)
+        x = request.noise
+        if x is None:
+            x = mx.concatenate([noise(seed, n, self.info.d_latent) for seed in request.seeds])
+        sigmas = self.info.family.schedule(request.steps, n)[request.skipped_steps :]
+        if request.change:
+            clean = encode_references(self._model.load_autoencoder(), [request.change.canvas], len(x))
+            velocity = masked_field(velocity, clean, x, request.change.token_mask())
+            x = noised(clean, x, sigmas[0])
+        decode = partial(self._decode, request)
+        for step in euler(velocity, x, sigmas):
+            yield Step(*step, decode if step.t_next else partial(self._finish, request))
+
+    def _velocity_field(self, request: Request) -> Field:
+        """Everything that stays the same from step to step, prepared: features, references, positions."""
+        prompts = [request.prompts]
+        if request.guidance_scale > 1:
+            prompts.append([request.negative_prompt] * len(request.prompts))
+        group = self._model.guidance_group if len(prompts) == 2 else None
+        if group:
+            prompts = [prompts[group.rank()]]  # the other machine works out the other answer
+        features = self._model.encode_prompts(*prompts)
+        make: Callable[..., Field] = self.info.family.velocity_field or velocity_field
+        latents = None
+        if request.references:
+            latents = encode_references(self._model.load_autoencoder(), request.references, len(request.prompts))
+            make = cached_velocity_field if self.info.kv else make
+        transformer = self._model.load_transformer()
+        fields = [make(transformer, txt, latents, request.reference_grids, request.grid) for txt in features]
+        if group:
+            return shared_guidance(fields[0], request.guidance_scale, group)
+        velocity = guided_field(fields, request.guidance_scale)
+        if self._model.group or mx.default_device() == mx.Device(mx.cpu):
+            return velocity
+        mx.eval(transformer.parameters())  # or every step would read them from their files
+        graph: Any = mx.compile(velocity)  # small operations joined into a few kernels
+        return lambda x, t, t_next: graph(x, mx.array(t), mx.array(t_next))  # of numbers, each step had its own graph
+
+    def _decode(self, request: Request, latents: mx.array, fast: bool = False) -> Pictures:
+        """The pictures of latents (b, n, c), as many as the request asks for."""
+        grid = latents.reshape(len(latents), *request.grid, -1)
+        if fast:
+            small = to_images(preview_pixels(self._model.preview_matrix(), grid))
+            images = [image.resize((request.width, request.height), Image.Resampling.BICUBIC) for image in small]
+        else:
+            images = self._model.run(lambda: to_images(self._model.load_autoencoder().decode(grid)))
+        if request.box:
+            images = [image.crop(request.box) for image in images]
+        if request.change:
+            images = [request.change.paste(image) for image in images]
+        return images if request.batched else images[0]
+
+    def _finish(self, request: Request, latents: mx.array, fast: bool = False) -> Pictures:
+        """The pictures after the last step, each with what made it in its `info`."""
+        self._model.check_finite(latents)
+        pictures = self._decode(request, latents, fast)
+        for i, picture in enumerate(pictures if isinstance(pictures, list) else [pictures]):
+            remember(picture, request.metadata(i) | self._model.metadata())
+        return pictures
+
+    def __repr__(self) -> str:
+        adapters = f", loras={self.loras}" if self.loras else ""
+        return f"Klein({self.info.name!r}, {self.info.size}×{self.info.size}, {self.info.steps} steps{adapters})"
+
+    def _repr_html_(self) -> str:
+        return self._model.to_html()
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model's files say of it: name, distilled or not, size, steps, guidance."""
+        return self._model.info
+
+    @property
+    def loras(self) -> Loras:
+        """The adapters in use and their scales."""
+        return self._model.loras
+
+    @property
+    def parts(self) -> LoadedModel:
+        """What is in memory, for those who build on it: .configs, .loaded, .load(name), .release(name)."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._model.pin("tokenizer")
+
+    @property
+    def text_encoder(self) -> TextEncoder:
+        """The text encoder; whoever asks for a part keeps it in memory, with what they change in it."""
+        return self._model.pin("text_encoder")
+
+    @property
+    def transformer(self) -> Transformer:
+        return self._model.pin("transformer")
+
+    @property
+    def autoencoder(self) -> Autoencoder:
+        return self._model.pin("autoencoder")
