@@ -44,6 +44,7 @@ FOREIGN = {
     "git clone --depth 1 https://github.com/kleinlite/kleinlite && cd kleinlite": "the network",
     "git show d26a384:kleinlite/nano/recipe.py": "the whole history, which a shallow clone lacks",
     "git stash": "git's own",
+    "git checkout notebooks/00_idea.ipynb": "git's own",
     "git pull": "git's own",
     "pip install git+https://github.com/kleinlite/kleinlite": "the network",
     "source .venv/bin/activate": "it is made by make",
@@ -279,6 +280,16 @@ def test_python_runs(where, models, tmp_path, monkeypatch, capsys):
             exec(compile(block.text, where, "exec"), names)
     if "house.png" in "".join(block.text for block in BLOCKS if block.where == where):
         assert (tmp_path / "house.png").exists()
+
+
+def test_readme_keeps_the_promise_of_its_comment(tmp_path, monkeypatch):
+    """Its lines save a picture that the command in the comment draws again."""
+    monkeypatch.chdir(tmp_path)
+    [block] = [block.text for block in BLOCKS if block.where == "README.md"]
+    [command] = re.findall(r"# `(kleinlite generate --like [^`]+)` draws it again", block)
+    exec(compile(block, "README.md", "exec"), {})
+    assert main([*shlex.split(command)[1:], "-o", "again.png"]) == 0
+    assert Path("again.png").read_bytes() == Path("house.png").read_bytes()
 
 
 @pytest.mark.parametrize("block", [b.text for b in BLOCKS if reason(b.text)], ids=lambda text: text.splitlines()[0])
