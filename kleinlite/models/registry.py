@@ -168,8 +168,9 @@ SMALL_DECODER_BYTES = 249_519_092
 
 
 def find_released(name: str) -> ReleasedModel | None:
-    """The released model of this name, in any case; None if there is none."""
-    return MODELS.get(name.lower())
+    """The released model of this short name, or of this repository's id, in any case; None if there is none."""
+    named = name.lower()
+    return MODELS.get(named) or next((model for model in MODELS.values() if model.repo.lower() == named), None)
 
 
 def find_bundled(name: str) -> str | None:

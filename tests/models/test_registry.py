@@ -1,10 +1,15 @@
 """The models that have a name: their numbers against the networks, and against each other."""
 
+from pathlib import Path
+
 import pytest
 from mlx.utils import tree_flatten
 
+from kleinlite import Klein
 from kleinlite.flux3 import Flux3Config, Flux3Transformer
 from kleinlite.models.configs import RELEASED_CONFIGS
+from kleinlite.models.describe import describe
+from kleinlite.models.download import model_path, required_repositories
 from kleinlite.models.families import network_of
 from kleinlite.models.registry import BUNDLED, MODELS, find_bundled, find_released
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
@@ -82,3 +87,31 @@ def test_bytes_are_those_of_a_table_of_files():
     four = MODELS["4b"].size.files
     assert four["text_encoder/model-00002-of-00002.safetensors"] == 3_077_766_632 and len(four) == 10
     assert MODELS["4b"].download_bytes == 7_751_109_744 + sum(four.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_repositorys_own_id_is_the_same_model(name):
+    """What a model card says, in its case or another."""
+    repo = MODELS[name].repo
+    assert find_released(repo) is find_released(repo.lower()) is MODELS[name] is find_released(name)
+    assert required_repositories(repo) == required_repositories(name)
+    assert model_path(repo, Path("folder")) == model_path(name, Path("folder"))
+    by_id = describe(repo)
+    by_name = describe(name)
+    assert by_id.released is by_name.released and by_id.bits == by_name.bits
+        by_name.released,
+        by_name.bits,
+        by_name.info.distilled,
+    )
+
+
+def test_a_strangers_repository_is_no_released_model():
+    assert find_released("some/body") is None is find_released("black-forest-labs/FLUX.2-klein-5B")
+
+
+def test_klein_opens_a_repositorys_own_id(hub, capsys):
+    """With the plan and the license of the short name; and the same picture."""
+    wish = {"seed": 1, "width": 64, "height": 64, "progress": False}
+    by_id = Klein.from_pretrained("black-forest-labs/FLUX.2-klein-4B")("a circle", **wish)
+    assert "Apache-2.0" in capsys.readouterr().err
+    assert by_id.tobytes() == Klein.from_pretrained("4b")("a circle", **wish).tobytes()
