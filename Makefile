@@ -82,7 +82,7 @@ lint: $(VENV)/.test$(BACKEND) ## promotion in step, types, every import downward
 
 test-notebooks: $(VENV)/.test$(BACKEND) ## run the notebooks and compare (nbval), two at a time (all, or NB="07 14")
 	MLX_ENABLE_TF32=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -p nbval --nbval-lax --nbval-current-env \
-	  --nbval-cell-timeout 600 -n 2 --dist loadfile $$($(BIN)/python -m tools.notebooks list $$NB)
+	  --nbval-cell-timeout 1800 -n 2 --dist loadfile $$($(BIN)/python -m tools.notebooks list $$NB)
 
 format: $(VENV)/.test$(BACKEND) ## let the formatter write notebooks and modules, then promote
 	$(BIN)/ruff check --select I --fix
