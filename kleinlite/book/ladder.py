@@ -1,6 +1,6 @@
 """What 4 chapters build together.
 
-Promoted from notebooks/00,01,02,03: edit there, then run `make promote`. (seal 3e5d9399)
+Promoted from notebooks/00,01,02,03: edit there, then run `make promote`. (seal 9ae8860f)
 """
 
 import math
@@ -116,7 +116,8 @@ def train(
     adam = optim.AdamW(optim.join_schedules([warm, optim.cosine_decay(2e-3, steps - 50)], [50]))
     loss_and_gradient = nn.value_and_grad(net, lambda *batch: flow_loss(net, *batch))
     losses = []
-    bar = tqdm(mx.random.split(mx.random.key(seed), steps), desc="training")
+    every = max(1, steps // 20)
+    bar = tqdm(mx.random.split(mx.random.key(seed), steps), desc="training", mininterval=0, miniters=every)
     for key in bar:
         k_rows, k_noise, k_time = mx.random.split(key, 3)
         rows = mx.random.randint(0, len(x0), (32,), key=k_rows)
@@ -126,7 +127,7 @@ def train(
         adam.update(net, gradient)
         mx.eval(loss, net.state, adam.state)
         losses.append(float(loss))
-        bar.set_postfix(loss=f"{losses[-1]:.3f}")
+        bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
     return losses
 
 
