@@ -21,6 +21,7 @@ STAGES = {  # name → what it is
     "step": "1 double and 2 single blocks of the 4B, 1024 + 512 tokens",
     "step, 8 bits": "the same, its weights quantized",
     "step, 4 bits": "the same, its weights quantized",
+    "step, bfloat16": "the same as the first, its weights and products in bfloat16",
     f"step{BUSY}": "the same as the first, while another program keeps one core busy",
     "training": "values and gradients of 7 small blocks, 32 pictures of 36 + 32 tokens",
     "text encoder": "{layers} layers of Qwen3-4B, 512 tokens",
@@ -29,7 +30,7 @@ STAGES = {  # name → what it is
     "picture": "klein-nano, four steps, in a warm process",
     "start to PNG": "the same, from the shell: import, load, draw, save",
 }
-TOGETHER = ("step", "step, 8 bits", "step, 4 bits", f"step{BUSY}")  # these share their turns, to be compared
+TOGETHER = tuple(stage for stage in STAGES if stage.startswith("step"))  # these share their turns, to be compared
 
 
 class Timing(NamedTuple):

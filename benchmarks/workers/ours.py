@@ -6,11 +6,13 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 from loop import BATCH, COPY, HEAD_SIZE, HEADS, PRODUCT, PROMPT, SMALL, TEXT_TOKENS, TOKENS, WIDTH, peak_bytes, serve
+from mlx.utils import tree_flatten
 
 from kleinlite import Klein, __version__
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.cpu import attention, blas_name, silu, speed_up
+from kleinlite.cpu import attention, bfloat16_name, blas_name, setup, silu, speed_up
 from kleinlite.inference.strips import use_strips
+from kleinlite.models.formats import load_weights
 from kleinlite.models.quantize import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
@@ -55,8 +57,10 @@ def modulation() -> Callable[[], None]:
 
 def step(bits: int | None = None) -> Callable[[], None]:
     net = Transformer(TransformerConfig(double_blocks=1, single_blocks=2))
-    net.set_dtype(DTYPE)
-    if bits:
+    net.set_dtype(mx.bfloat16 if bits == 16 else DTYPE)
+    if bits == 16:  # as in the files of the released models
+        load_weights(net, dict(tree_flatten(net.parameters())), DTYPE, keep_narrow=True)
+    elif bits:
         quantize(net, QUANT_SPECS[bits], DTYPE)
     speed_up(net)  # as a loaded network
     rope = net.rope(image_ids(32, 32), text_ids(TEXT_TOKENS))
@@ -113,12 +117,13 @@ def text_encoder() -> Callable[[], None]:
 
 STAGES = {
     "product": product, "copy": copy, "attention": attention_fn, "silu · up": swiglu, "modulated norm": modulation,
-    "step": step, "step, 8 bits": lambda: step(8), "step, 4 bits": lambda: step(4), "training": training_step,
-    "picture": picture, "decode 256²": decode(256), "decode 512²": decode(512),
+    "step": step, "step, bfloat16": lambda: step(16), "step, 8 bits": lambda: step(8), "step, 4 bits": lambda: step(4),
+    "training": training_step, "picture": picture, "decode 256²": decode(256), "decode 512²": decode(512),
     "text encoder": text_encoder,
 }  # fmt: skip
 
 if __name__ == "__main__":
-    where = blas_name() or "its own BLAS" if ON_CPU else "bfloat16, compiled"
+    setup()  # the fast BLAS, before the first large array
+    where = f"{blas_name() or 'its own BLAS'}, bfloat16: {bfloat16_name()}" if ON_CPU else "bfloat16, compiled"
     versions = f"kleinlite {__version__}, MLX {mx.__version__}, {mx.default_device()}, {where}"
     serve(STAGES, versions, peak_bytes if ON_CPU else mx.get_peak_memory)

@@ -61,14 +61,14 @@ def position_ids(rows: int, columns: int, texts: int) -> tuple[torch.Tensor, tor
     return img.to(DEVICE), txt.to(DEVICE)
 
 
-def step() -> Callable[[], None]:
+def step(dtype: torch.dtype = DTYPE) -> Callable[[], None]:
     from diffusers import Flux2Transformer2DModel
 
     net = Flux2Transformer2DModel(
         num_layers=1, num_single_layers=2, num_attention_heads=HEADS, joint_attention_dim=7680, guidance_embeds=False
-    ).to(DEVICE, DTYPE)
+    ).to(DEVICE, dtype)
     img_ids, txt_ids = position_ids(32, 32, TEXT_TOKENS)
-    inputs = normal(1, TOKENS, 128), normal(1, TEXT_TOKENS, 7680), torch.tensor([0.5]).to(DEVICE, DTYPE)
+    inputs = [x.to(DEVICE, dtype) for x in (normal(1, TOKENS, 128), normal(1, TEXT_TOKENS, 7680), torch.tensor([0.5]))]
     return timed(lambda img, txt, t: net(img, txt, t, img_ids, txt_ids), *inputs)
 
 
@@ -138,8 +138,8 @@ def text_encoder() -> Callable[[], None]:
 
 STAGES = {
     "product": product, "copy": copy, "attention": attention_fn, "silu · up": swiglu, "modulated norm": modulation,
-    "step": step, "training": training_step, "picture": picture, "decode 256²": decode(256), "decode 512²": decode(512),
-    "text encoder": text_encoder,
+    "step": step, "step, bfloat16": lambda: step(torch.bfloat16), "training": training_step, "picture": picture,
+    "decode 256²": decode(256), "decode 512²": decode(512), "text encoder": text_encoder,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import mlx.core as mx
 from loop import HEADS, TEXT_TOKENS, TOKENS, serve
 
-from kleinlite.position_ids import image_ids, text_ids  # importing kleinlite also puts the fast BLAS in place
+from kleinlite.cpu import setup
+from kleinlite.position_ids import image_ids, text_ids
 
 DTYPE = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
 
@@ -31,4 +32,5 @@ def step() -> Callable[[], None]:
 if __name__ == "__main__":
     from importlib.metadata import version
 
+    setup()  # kleinlite's fast BLAS
     serve({"step": step}, f"mflux {version('mflux')}, MLX {mx.__version__}, {mx.default_device()}")

@@ -36,7 +36,7 @@ DT_RELA = 7
 DT_RELASZ = 8
 DT_JMPREL = 23
 
-_process: int | None = None  # in which `setup` ran
+_tried = False  # whether `setup` has run
 _blas: Candidate | None = None
 _slots: dict[str, int] = {}  # name → where its address stands in the table
 _original: dict[str, int] = {}  # name → the address that stood there before
@@ -202,10 +202,10 @@ def _use_fast_blas() -> Candidate | None:
 
 def setup() -> None:
     """Make MLX quick on a Linux CPU. Once is enough, more does no harm; elsewhere it does nothing."""
-    global _process, _blas
-    if _process is not None or not FAST:
+    global _tried, _blas
+    if _tried or not FAST:
         return
-    _process = os.getpid()
+    _tried = True
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc: one arena, no mmap, nothing given back until the program ends
         for option, value in ((-8, 1), (-4, 0), (-1, 2**31 - 1)):  # M_ARENA_MAX, _MMAP_MAX, _TRIM_THRESHOLD
@@ -261,8 +261,3 @@ def idle_cores_only() -> Iterator[None]:
         yield
     finally:
         limit_threads(before)
-
-
-def setup_process() -> int | None:
-    """The process in which `setup` tried the product. MLX's threads began there, and do not come along into a fork."""
-    return _process

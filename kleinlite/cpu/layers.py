@@ -12,19 +12,27 @@ from .. import text_encoder, transformer
 from ..position_ids import Rope, apply_rope
 from ..quantization import QuantizedLinear
 from ..transformer import SwiGLU, Transformer
+from .bfloat16 import find_library, library_for
 from .operations import FAST, attention, silu
 from .quantized import quantized_matmul
 
 
-def speed_up(module: nn.Module) -> None:
+def speed_up(module: nn.Module, bfloat16: bool = True) -> None:
     """Let a network's layers use this room's attention, silu and quantized product; gradients are the same.
 
     It changes the classes of the layers, not their weights. A second call changes nothing, nor does one on another
     device than a Linux CPU.
+    bfloat16: whether matrices kept in it may also multiply in it, with their network's attention, where that is quick.
     """
-    if FAST:
-        for layer in module.modules():
-            layer.__class__ = FAST_LAYERS.get(type(layer), type(layer))
+    layers = module.modules() if FAST else []
+    for layer in layers:
+        layer.__class__ = FAST_LAYERS.get(type(layer), type(layer))
+    narrow = [m for m in layers if type(m) is FastQuantizedLinear and m.weight.dtype == mx.bfloat16]
+    if bfloat16 and narrow and find_library():
+        for layer in narrow:
+            layer.__class__ = Bfloat16Linear
+        if isinstance(module, FastTransformer):
+            module.attention = rounded_attention
 
 
 def roped_attention(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
@@ -34,9 +42,19 @@ def roped_attention(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.arr
     return transformer.join_heads(attention(q, k, v, scale=q.shape[-1] ** -0.5))
 
 
+def rounded_attention(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
+    """The same with both products in bfloat16, where their factors are more than stand-ins."""
+    library = library_for(q, k, v)
+    if library is None:
+        return roped_attention(q, k, v, rope)
+    return library.attention(apply_rope(q, rope), apply_rope(k, rope), v)
+
+
 class FastTransformer(Transformer):
+    attention = staticmethod(roped_attention)
+
     def __call__(self, *args: Any, attention_fn: transformer.AttentionFn | None = None, **kwargs: Any) -> mx.array:
-        return super().__call__(*args, attention_fn=attention_fn or roped_attention, **kwargs)
+        return super().__call__(*args, attention_fn=attention_fn or self.attention, **kwargs)
 
 
 class FastSwiGLU(SwiGLU):
@@ -69,11 +87,20 @@ class FastMLP(text_encoder.MLP):
 
 
 class FastQuantizedLinear(QuantizedLinear):
+    def product(self, x: mx.array) -> mx.array:
+        return quantized_matmul(x, self.matrix.tensors, self.spec.mode, self.spec.bits, self.spec.group)
+
     def __call__(self, x: mx.array) -> mx.array:
-        y = quantized_matmul(x, self.matrix.tensors, self.spec.mode, self.spec.bits, self.spec.group)
+        y = self.product(x)
         with suppress(ValueError):  # inside `mx.compile` there is nothing to work out yet
             mx.eval(y)  # so that one decoded layer at a time is in memory
         return y + self.bias if "bias" in self else y
+
+
+class Bfloat16Linear(FastQuantizedLinear):
+    def product(self, x: mx.array) -> mx.array:
+        library = library_for(x, self.weight)
+        return super().product(x) if library is None else library.product(x, self.weight).astype(x.dtype)
 
 
 FAST_LAYERS: dict[type[nn.Module], type[nn.Module]] = {

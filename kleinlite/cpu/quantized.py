@@ -1,10 +1,10 @@
 """Quantized matrices: decoding, and products. Hand-written; chapter 7 tells the idea, on codes of 4 bits.
 
-On a GPU a product is MLX's own. On a Linux CPU `mx.quantized_matmul` is a slow loop, and `mx.dequantize` takes several
-times as long as a product with few tokens. But the *first* codes of all words are a matrix of their own, of every n-th
-column: one mask, one cast and one multiplication over whole arrays decode it. So a product is a sum of n small ones,
-each with an n-th of the matrix. (MLX works ahead on a CPU: several n-ths are in memory at a time, about one decoded
-matrix in all. Time is saved, not memory.) A group's bias needs no decoding: it meets the sum of the group's inputs.
+On a Linux CPU `mx.quantized_matmul` is a slow loop, and `mx.dequantize` takes several times as long as a product with
+few tokens. But the *first* codes of all words are a matrix of their own, of every n-th column: one mask, one cast and
+one multiplication over whole arrays decode it. So a product is a sum of n small ones, each with an n-th of the matrix.
+(MLX works ahead on a CPU: several n-ths are in memory at a time, about one decoded matrix in all. Time is saved, not
+memory.) A group's bias needs no decoding: it meets the sum of the group's inputs.
 
 - In 3, 5 and 6 bits codes cross the borders of bytes; three or five bytes, read as one number, hold a whole count.
 - A four-bit float has eight sizes; doubled (0, 1, 2, 3, 4, 6, 8, 12) they fit as digits into 0xC8643210.
@@ -17,39 +17,14 @@ group are those of `kleinlite.quantization.QuantSpec`.
 import mlx.core as mx
 
 
-def dequantize(tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
-    """The matrix, or some rows of it, from its tensors: (…, d_in), float32 unless stored otherwise."""
-    weight = tensors["weight"]
-    if mode == "stored":
-        return weight
-    scales = tensors["scales"]
-    if mode == "fp8":
-        return mx.from_fp8(weight, mx.float32) * scales
-    biases = None
-    if mode == "affine":
-        scales = scales.astype(mx.float32)
-        biases = tensors["biases"].astype(mx.float32)
-    w = mx.dequantize(weight, scales, biases, group, bits, mode, dtype=mx.float32)
-    return w * tensors.get("global_scale", 1.0)
-
-
 def quantized_matmul(x: mx.array, tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
     """x @ W.T with a quantized W, (…, d_in) → (…, d_out), as x's type."""
-    if mx.default_device() == mx.Device(mx.cpu):
-        y = matmul_in_pieces(x.reshape(-1, x.shape[-1]).astype(mx.float32), tensors, mode, bits, group)
-        return y.reshape(*x.shape[:-1], -1).astype(x.dtype)
-    if mode in ("stored", "fp8"):
-        [w] = mx.depends([tensors["weight"]], [x])  # so that no layer is decoded before its turn
-        y = x @ (w.astype(x.dtype) if mode == "stored" else mx.from_fp8(w, x.dtype)).T
-    else:
-        codes = (tensors["weight"], tensors["scales"], tensors.get("biases"))
-        y = mx.quantized_matmul(x, *codes, True, group, bits, mode)
-    scale = tensors["scales"] if mode == "fp8" else tensors.get("global_scale")
-    return (y if scale is None else y * scale[:, 0]).astype(x.dtype)
+    y = matmul_in_pieces(x.reshape(-1, x.shape[-1]).astype(mx.float32), tensors, mode, bits, group)
+    return y.reshape(*x.shape[:-1], -1).astype(x.dtype)
 
 
 def matmul_in_pieces(x: mx.array, tensors: dict[str, mx.array], mode: str, bits: int, group: int) -> mx.array:
-    """The same on a CPU, decoded piece by piece in float32. (n, d_in) → (n, d_out)"""
+    """The same, decoded piece by piece in float32. (n, d_in) → (n, d_out)"""
     weight = tensors["weight"]
     if mode == "stored":
         return x @ weight.astype(mx.float32).T

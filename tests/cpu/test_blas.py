@@ -187,17 +187,6 @@ def test_without_a_compiler(tmp_path):
     assert (out, err) == ("True True\n", "")
 
 
-def test_the_table_names_what_this_room_makes_quick(monkeypatch, capsys):
-    from kleinlite.cpu import __main__ as table
-
-    monkeypatch.setattr(table, "time_ratio", lambda own, theirs, *args, **_: 1.0)
-    monkeypatch.setattr(table.mx, "eval", lambda *_: None)
-    table.benchmark()
-    said = capsys.readouterr().out
-    names = ("exp", "sigmoid", "softmax", "silu", "attention", "affine", "convolution", "upsampled", "4 bits")
-    assert all(name in said for name in names)
-
-
 @pytest.mark.parametrize(("running", "threads"), [(1, 4), (3, 2), (4, 1), (9, 1)])
 def test_products_of_a_small_model_leave_busy_cores_alone(running, threads, monkeypatch):
     counts = [4]

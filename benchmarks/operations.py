@@ -1,4 +1,4 @@
-"""`python -m kleinlite.cpu` times the operations of this room against MLX's own."""
+"""The operations of `kleinlite.cpu` against MLX's own: `python -m benchmarks.operations`. Hand-written."""
 
 import math
 import os
@@ -9,8 +9,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import affine, attention, blas, blas_name, conv2d, exp, setup, sigmoid, silu, softmax, upsample_conv2d
-from .quantized import quantized_matmul
+from kleinlite.cpu import (
+    affine, attention, blas, blas_name, conv2d, exp, setup, sigmoid, silu, softmax, upsample_conv2d,
+)  # fmt: skip
+from kleinlite.cpu.quantized import quantized_matmul
 
 
 def time_ratio(own: Callable, theirs: Callable, *args: mx.array, rounds: int = 7) -> float:
