@@ -10,8 +10,18 @@ from typing import Any
 import mlx.core as mx
 
 from kleinlite.cpu import (
-    affine, attention, blas, blas_name, conv2d, exp, setup, sigmoid, silu, softmax, upsample_conv2d,
-)  # fmt: skip
+    affine,
+    attention,
+    blas,
+    blas_name,
+    conv2d,
+    exp,
+    setup,
+    sigmoid,
+    silu,
+    softmax,
+    upsample_conv2d,
+)
 from kleinlite.cpu.quantized import quantized_matmul
 
 
