@@ -19,7 +19,7 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from tqdm.auto import tqdm
 
-from kleinlite import Klein, nano
+from kleinlite import Klein
 from kleinlite.distillation import own_path
 from kleinlite.lora import attach, freeze_except, new_deltas
 from kleinlite.measuring import paired_difference, share_error, sign_test
@@ -32,8 +32,10 @@ from kleinlite.training import Batch, learning_rate
 from kleinlite.transformer import Transformer
 from recipe.z_nano import levels_on_path
 
+from .adapters import FOLDER
+
 NAME = "one-look"
-FILE = Path(nano.__file__).parent / "weights" / "loras" / f"{NAME}.safetensors"
+FILE = FOLDER / f"{NAME}.safetensors"
 RANK = 32
 STEPS = 1200
 BATCH = 16
