@@ -144,6 +144,11 @@ def accepted(picture: Image.Image, scene: Scene, caption: str) -> tuple[Scene, l
     return seen if difference(picture, draw_shapes(*seen, picture.width)) < FARTHEST else None
 
 
+def accept_all(pictures: list[Image.Image], cases: list[tuple[Scene, str]]) -> list[tuple[Scene, list[Spot]] | None]:
+    """`accepted`, of each picture and its case."""
+    return [accepted(picture, *case) for picture, case in zip(pictures, cases)]
+
+
 def widened(seen: Sequence[tuple[Scene, list[Spot]]], wider: Sequence[float] = WIDER[0]) -> list[list[Spot]]:
     """The spots, further from the mean of those of the same kind and place in as many shapes."""
     groups: defaultdict[tuple[str, str, int], list[Spot]] = defaultdict(list)
@@ -183,8 +188,7 @@ def draw_again(
         noise = mx.random.normal((len(some), grid[0] * grid[1], 128), key=mx.random.key(first + i))
         path = own_path(student, noise, encode_batch(student, text_encoder, grid, noise, noise[:, :0], ids, mask))
         whole = mx.stack(path, axis=1)
-        for j, picture in enumerate(to_images(autoencoder.decode(path[-1].reshape(-1, *grid, 128)))):
-            found = accepted(picture, *some[j])
+        for j, found in enumerate(accept_all(to_images(autoencoder.decode(path[-1].reshape(-1, *grid, 128))), some)):
             if found:
                 seen.append(found)
                 kept.append((whole[j], ids[j], mask[j]))

@@ -71,9 +71,12 @@ from kleinlite.training import (
 from kleinlite.transformer import Transformer, TransformerConfig
 
 from .curriculum import GUIDANCE, Curriculum, make_lessons
-from .redraw import APART, FIRST, WIDER, Redrawn, draw_again
+from .redraw import APART as REDRAW_APART, FIRST as REDRAW_FROM, WIDER, Redrawn, draw_again
+from .repair import APART as REPAIR_APART, FIRST as REPAIR_FROM, ROUNDS, Own, draw_lone_things
 
-STEPS = {"autoencoder": 21_000, "text_encoder": 1500, "transformer": 40_000, "distill": 9400, "redraw": 600}
+STEPS = {
+    "autoencoder": 8000, "text_encoder": 1000, "transformer": 24_000, "distill": 4500, "redraw": 600, "repair": 120
+}  # fmt: skip
 STAGES = (*STEPS, "export")
 GRID = (6, 6)
 HELD_OUT = 10_000_000  # scenes from this seed on measure the autoencoder and the text encoder while they learn
@@ -83,7 +86,8 @@ READS = {  # what a stage needs from the ones before
     "autoencoder": (), "text_encoder": (), "transformer": ("autoencoder", "text_encoder"),
     "distill": ("autoencoder", "text_encoder", "transformer"),
     "redraw": ("autoencoder", "text_encoder", "distill"),
-    "export": ("autoencoder", "text_encoder", "transformer", "redraw"),
+    "repair": ("autoencoder", "text_encoder", "redraw"),
+    "export": ("autoencoder", "text_encoder", "transformer", "repair"),
 }  # fmt: skip
 MOST_STEPS = 1_000_000
 SAMPLES = (
@@ -101,7 +105,7 @@ class RecipeConfig:
         channels=(16, 32, 64, 96), decoder_channels=(64, 32, 64, 96), layers=1, groups=8
     )
     text_encoder: TextEncoderConfig = TextEncoderConfig(
-        2097, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, hd=32, out_layers=(1, 2, 3), max_length=32
+        2097, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, head_dim=32, out_layers=(1, 2, 3), max_length=32
     )
     transformer: TransformerConfig = TransformerConfig(
         double_blocks=2, single_blocks=5, heads=4, axes=(16, 16, 16, 16), d_text=288, mlp_ratio=1.5
@@ -290,29 +294,57 @@ class Recipe:
         self.train("distill", student, optimizer, loss, self.curriculum().student_batch, report, decay=0.99)
 
     def redraw(self) -> None:
-        """The student's own pictures, drawn again, in rounds: each begins with what the one before has left."""
-        left = "distill"
-        for number in range(len(WIDER)):
-            name = f"redraw-{number + 1}" if number + 1 < len(WIDER) else "redraw"
-            self.redraw_round(number, name, self.load(left, Transformer(self.cfg.transformer)))
+        """The student's own pictures, drawn again."""
+
+        def draw_pictures(number: int, student: Transformer) -> Redrawn:
+            return draw_again(
+                self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
+                self.load_tokenizer(), GRID, WIDER[number], REDRAW_FROM + REDRAW_APART * number, tqdm,
+            )  # fmt: skip
+
+        self.learn_in_rounds("redraw", "distill", len(WIDER), Redrawn, draw_pictures)
+
+    def repair(self) -> None:
+        """Lone things, mended by the student's own successes."""
+
+        def draw_pictures(number: int, student: Transformer) -> Own:
+            return draw_lone_things(
+                self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
+                self.load_tokenizer(), GRID, REPAIR_FROM + REPAIR_APART * number, tqdm,
+            )  # fmt: skip
+
+        self.learn_in_rounds("repair", "redraw", ROUNDS, Own, draw_pictures)
+
+    def learn_in_rounds(
+        self, stage: str, before: str, rounds: int, kind: type[Redrawn] | type[Own], draw_pictures: Callable[..., Any]
+    ) -> None:
+        """Each round begins with what the one before has left, and draws its pictures before its first step."""
+        left = before
+        for number in range(rounds):
+            name = f"{stage}-{number + 1}" if number + 1 < rounds else stage
+            student = self.load(left, Transformer(self.cfg.transformer))
+            path = self.file(f"{stage}-pictures-{number + 1}")
+            if is_rank_zero() and not path.exists():
+                write_arrays(path, draw_pictures(number, student)._asdict())
+            copy_from_rank_zero(path)
+            self.learn_from_own(name, before, student, kind(**read_arrays(path)[0]))
             left = name
 
-    def redraw_round(self, number: int, name: str, student: Transformer) -> None:
-        """One round. Every other step is of the curriculum, and answered as distillation had left the student.
+    def learn_from_own(self, name: str, before: str, student: Transformer, own: Redrawn | Own) -> None:
+        """One round. Every other step is of the curriculum, and answered as the stage `before` had left the student.
 
         So landscapes, edits and what is not there stay as they were ("learning without forgetting", Li and Hoiem 2016,
         arXiv 1606.09282). A guided teacher in their place brought second houses back.
         """
         text_encoder = self.load_text_encoder()
-        before = self.load("distill", Transformer(self.cfg.transformer))
-        own = self.own_drawings(number, student)
+        stays = self.load(before, Transformer(self.cfg.transformer))
         student.unfreeze()
         curriculum = self.curriculum()
 
         def batches(step: int) -> tuple[Any, ...]:
             if step % 2:
                 return "before", *curriculum(step), step // 2 % STUDENT_STEPS
-            return "own", *own.batch(step, self.cfg.batch)
+            return "own", *own.batch(step // 2, self.cfg.batch)
 
         def loss(model: Transformer, kind: str, *lesson: Any) -> mx.array:
             if kind == "own":
@@ -321,32 +353,19 @@ class Recipe:
                 return redraw_loss(model, x, batch, segment)
             *arrays, key, segment = lesson
             batch = encode_batch(model, text_encoder, GRID, *arrays)
-            return stay_loss(model, before, batch, segment, key)
+            return stay_loss(model, stays, batch, segment, key)
 
-        optimizer = flow_optimizer(self.cfg.steps["redraw"], rate=0.15)
+        optimizer = flow_optimizer(self.cfg.steps[name.partition("-")[0]], rate=0.15)
 
         def report() -> str:
             return self.draw_samples(name, distilled=True)
 
         self.train(name, student, optimizer, loss, batches, report, decay=0.99)
 
-    def own_drawings(self, number: int, student: Transformer) -> Redrawn:
-        """What a round learns from, drawn before its first step."""
-        path = self.file(f"drawings-{number + 1}")
-        if is_rank_zero() and not path.exists():
-            own = draw_again(
-                self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
-                self.load_tokenizer(), GRID, WIDER[number], FIRST + APART * number,
-                lambda rows: tqdm(rows, desc="drawing again"),
-            )  # fmt: skip
-            write_arrays(path, own._asdict())
-        copy_from_rank_zero(path)
-        return Redrawn(**read_arrays(path)[0])
-
     def export(self) -> None:
         """Write `nano` (distilled) and inside it `base`, ready to be bundled."""
         out = self.folder / "nano"
-        student = self.load("redraw", Transformer(self.cfg.transformer))
+        student = self.load("repair", Transformer(self.cfg.transformer))
         base = self.load("transformer", Transformer(self.cfg.transformer))
         self.save(out, student, distilled=True)
         if is_rank_zero():
