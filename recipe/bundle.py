@@ -1,14 +1,14 @@
 """nano's last stage again, from the bundled weights, and all that follows from new ones. `make nano` runs every step.
 
     python -m recipe.bundle RUNS              all steps that RUNS has not done yet, in this order:
-        redraw      the recipe's stage, beginning with the bundled nano as what distillation left
-        measure     roundness of the old and of the new one, on the development set
+        repair      the recipe's stage, beginning with the bundled nano as what redraw left
+        measure     lone things, captions and edits of the new one, on the development set
         install     the new transformer into kleinlite/nano/weights
         adapters    those that were taught by nano itself: kv-edits, one-look
         pictures    README's gallery, the run that the site shows before anything is loaded
         accuracy    notebooks/accuracy.json
         notebooks   all of them, from top to bottom
-    python -m recipe.bundle RUNS redraw …     these steps only, even if they are done
+    python -m recipe.bundle RUNS repair …     these steps only, even if they are done
 
 What compares with diffusers needs it installed: `python tests/goldens/make_nano_golden.py` and
 `make_nano_lora_golden.py` are for the end. Numbers in prose are for whoever reads the pages again.
@@ -48,7 +48,7 @@ class BundledRecipe(Recipe):
 
     def load(self, name: str, module: Any) -> Any:
         """A part as it is bundled, frozen; what RUNS has itself, from there."""
-        bundled = {"transformer": self.base, "distill": self.nano}
+        bundled = {"transformer": self.base, "redraw": self.nano}
         if name not in bundled:
             return super().load(name, module)
         module.update(bundled[name].transformer.parameters())
@@ -65,17 +65,19 @@ class BundledRecipe(Recipe):
         return self.nano.tokenizer
 
 
-def redraw(folder: Path) -> None:
+def repair(folder: Path) -> None:
     """RUNS/nano, a folder to draw with: the bundled parts and the new transformer."""
     recipe = BundledRecipe(folder)
-    recipe.redraw()
-    student = load_average(recipe.file("redraw"), Transformer(recipe.cfg.transformer))
+    recipe.repair()
+    student = load_average(recipe.file("repair"), Transformer(recipe.cfg.transformer))
     shutil.copytree(WEIGHTS, folder / "nano", dirs_exist_ok=True, ignore=shutil.ignore_patterns("base", "loras"))
     save_transformer(folder / "nano", student, recipe.nano.text_encoder.cfg, distilled=True)
 
 
 def measure(folder: Path) -> None:
-    run("recipe.roundness", "nano", folder / "nano")
+    for question in ("--lone", "--edits", "--no-op", "--shapes"):
+        run("recipe.evaluate", question, "--model", folder / "nano")
+    run("recipe.evaluate", "--model", folder / "nano")
 
 
 def install(folder: Path) -> None:
@@ -102,7 +104,7 @@ def notebooks(folder: Path) -> None:
 
 
 STEPS: dict[str, Callable[[Path], None]] = {
-    step.__name__: step for step in (redraw, measure, install, adapters, pictures, accuracy, notebooks)
+    step.__name__: step for step in (repair, measure, install, adapters, pictures, accuracy, notebooks)
 }
 
 

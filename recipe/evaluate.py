@@ -5,13 +5,16 @@ python -m recipe.evaluate --shapes                               one shape per p
 python -m recipe.evaluate --reworded                               the captions in other words
 python -m recipe.evaluate --edits --grid edits.png                 edits of held-out scenes
 python -m recipe.evaluate --no-op                                  edits of what is not there
+python -m recipe.evaluate --lone                                   one house, tree or boat: once, and as asked
 python -m recipe.evaluate --test                                   scenes that chose nothing; also with --edits, …
 python -m recipe.evaluate --sweep notebooks/accuracy.json          accuracy against steps and guidance
 python -m recipe.evaluate --gallery notebooks/images/nano.jpg      the picture at the top of the README
 """
 
 import argparse
+import itertools
 import json
+import math
 import random
 import textwrap
 from pathlib import Path
@@ -26,18 +29,20 @@ from kleinlite.nano.evaluate import (
     SIZE,
     TEST,
     contact_sheet,
+    detected,
     draw_all,
     draw_captions,
     examine,
     held_out_captions,
     held_out_edits,
     judge,
+    requested,
     score_edit,
     tally,
 )
 from kleinlite.nano.shapes import one_shape, one_shape_cases, summary, there_and_back
 from kleinlite.nano.synonyms import no_op_instruction
-from kleinlite.scenes import draw
+from kleinlite.scenes import Scene, captions, draw, held_out, sample, scene_held_out
 
 
 def gallery(klein: Klein, path: str) -> None:
@@ -112,6 +117,36 @@ def report_no_op(klein: Klein, options: argparse.Namespace) -> list[Image.Image]
     return pictures
 
 
+def lone_cases(count: int, first: int) -> list[tuple[Scene, str]]:
+    """Landscapes with one thing, of the seeds from `first` on, each with a caption that no training has seen."""
+    rng = random.Random(first)
+    lone = filter(lambda scene: scene.is_landscape and len(scene.things) == 1, map(sample, itertools.count(first)))
+    unseen = ((scene, [text for text in captions(scene) if held_out(text) or scene_held_out(scene)]) for scene in lone)
+    return [
+        (scene, rng.choice(texts)) for scene, texts in itertools.islice(filter(lambda case: case[1], unseen), count)
+    ]
+
+
+def report_lone(klein: Klein, options: argparse.Namespace) -> list[Image.Image]:
+    """Captions of one thing: how often it comes once and as asked, how often not at all, how often twice."""
+    cases = lone_cases(options.count, options.first)
+    pictures = draw_all(klein, [caption for _, caption in cases], steps=options.steps, guidance=options.guidance)
+    seen = [judge(picture) for picture in pictures]
+    right = sum(
+        all(detected(found, scene, requested(scene, caption)).values())
+        for found, (scene, caption) in zip(seen, cases)
+    )  # fmt: skip
+    error = math.sqrt(right * (options.count - right) / options.count) / options.count
+    print(f"{options.model}, {options.count} captions of one house, tree or boat: {right} right "
+          f"({100 * right / options.count:.1f} ± {100 * error:.1f} %)")  # fmt: skip
+    numbers = [len(found.things) for found in seen]
+    print(f"  none {numbers.count(0)}, one {numbers.count(1)}, more {sum(number > 1 for number in numbers)}")
+    sides = [found.things[0].place for found, (_, caption) in zip(seen, cases)
+             if len(found.things) == 1 and " on the " not in caption]  # fmt: skip
+    print(f"  on the left, where no side is said: {sides.count('left')} of {len(sides)}")
+    return pictures
+
+
 def report_shapes(model: str | None) -> list[Image.Image]:
     """One shape per picture: how well it lies over the one that was asked for, from the drawing to the model."""
     cases = one_shape_cases()
@@ -156,6 +191,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--shapes", action="store_true", help="one shape per picture, compared with its outline")
     parser.add_argument("--reworded", action="store_true", help="the captions in other words")
     parser.add_argument("--edits", action="store_true", help="edit held-out scenes in place of drawing captions")
+    parser.add_argument("--lone", action="store_true", help="captions of one house, tree or boat")
     parser.add_argument("--no-op", action="store_true", help="edits that ask for a thing that is not there")
     parser.add_argument(
         "--test", dest="first", action="store_const", const=TEST, default=DEVELOPMENT,
@@ -175,7 +211,9 @@ def main(argv: list[str] | None = None) -> None:
         return gallery(Klein.from_pretrained(options.model), options.gallery)
     if options.sweep:
         return sweep(options.sweep, options.count)
-    report = report_edits if options.edits else report_no_op if options.no_op else report_captions
+    report = report_captions
+    for asked, other in ((options.edits, report_edits), (options.no_op, report_no_op), (options.lone, report_lone)):
+        report = other if asked else report
     pictures = report(Klein.from_pretrained(options.model), options)
     if options.grid:
         contact_sheet(pictures).save(options.grid)
