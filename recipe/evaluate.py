@@ -122,9 +122,8 @@ def lone_cases(count: int, first: int) -> list[tuple[Scene, str]]:
     rng = random.Random(first)
     lone = filter(lambda scene: scene.is_landscape and len(scene.things) == 1, map(sample, itertools.count(first)))
     unseen = ((scene, [text for text in captions(scene) if held_out(text) or scene_held_out(scene)]) for scene in lone)
-    return [
-        (scene, rng.choice(texts)) for scene, texts in itertools.islice(filter(lambda case: case[1], unseen), count)
-    ]
+    cases = itertools.islice(filter(lambda case: case[1], unseen), count)
+    return [(scene, rng.choice(texts)) for scene, texts in cases]
 
 
 def report_lone(klein: Klein, options: argparse.Namespace) -> list[Image.Image]:
