@@ -5,11 +5,9 @@ in this program keeps its traceback.
 """
 
 import argparse
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 LONGEST = 996  # characters of a sentence: names in it may come from anybody's file
 
@@ -61,8 +59,6 @@ def explain_error(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
-    if isinstance(error, RuntimeError) and "temp_directory_path" in str(error):  # MLX compiles there
-        return "The folder for temporary files does not exist: see what the variable TMPDIR says."
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "malloc]" in str(error)):
         return "There is not enough memory for this: try a smaller --size, or fewer --image pictures."
     return None
@@ -88,38 +84,6 @@ def first_few(items: Iterable, count: int = 4) -> str:
     """The first items of a list, and how many more there are."""
     names = [shorten(str(item), 100) for item in items]
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
-
-
-class Notes:
-    """Standard error for a program whose work is worth more than its notes: what cannot be written is dropped."""
-
-    def __init__(self, stream: Any):
-        self.stream = stream
-
-    def write(self, text: str) -> int:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except (OSError, ValueError):  # the disk behind it is full, its reader has gone, or it was closed
-            self.stream = open(os.devnull, "w")  # noqa: SIM115, open until the process ends
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-@contextmanager
-def notes_may_be_lost() -> Iterator[None]:
-    """Within, the program can write to standard error and goes on, also if that is closed or full."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # closed: the next file that is opened would be in its place
-        pass
-    os.close(number)
-    before = sys.stderr
-    sys.stderr = Notes(before or open(os.devnull, "w"))  # noqa: SIM115
-    try:
-        yield
-    finally:
-        sys.stderr = before
 
 
 def run_command(command: Callable[..., None], *args: object) -> int:

@@ -109,14 +109,18 @@ class Answer(BaseHTTPRequestHandler):
         self.server.requests.append(self.request_made)
         if self.server.interfere and self.server.interfere(self):
             return
-        about = re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+)?", urlsplit(path).path)
+        about = re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+|/tree/[^/]+)?", urlsplit(path).path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         stored = re.fullmatch(r"/cdn/([^/]+/[^/]+)/(.+)", path)
         repo = self.server.repositories.get((about or file or stored or [None, ""])[1])
         if repo is None:
             return self.refuse(401, "RepoNotFound", "Repository not found")
         if about:
-            return self.say(json.dumps(self.about(about[1], repo)).encode())
+            revision = (about[2] or "/revision/main").split("/")[2]
+            if revision not in ("main", repo.commit):
+                return self.refuse(404, "RevisionNotFound", "Revision not found")
+            listing = "/tree/" in path
+            return self.say(json.dumps(self.tree(repo) if listing else self.about(about[1], repo)).encode())
         if self.server.down:
             return self.refuse(503, "", "Service Unavailable")
         if stored:
@@ -142,6 +146,15 @@ class Answer(BaseHTTPRequestHandler):
             "tags": ["mlx", f"license:{repo.licence}"], "cardData": {"license": repo.licence}, "siblings": siblings,
             "downloads": 0, "likes": 0,
         }  # fmt: skip
+
+    def tree(self, repo: Repository) -> list[dict]:
+        files = []
+        for file, data in repo.files.items():
+            entry = {"type": "file", "path": file, "size": len(data), "oid": git_hash(data)}
+            if large(file):
+                entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+            files.append(entry)
+        return files
 
     def resolve(self, name: str, repo: Repository, file: str):
         """A small file at once; for a large one the address of where it is stored."""

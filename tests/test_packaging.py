@@ -57,10 +57,11 @@ def test_one_address_for_the_project():
 
 
 def test_mlx_for_each_system():
-    """Metal on a Mac and the CPU build on Linux, within the same bounds and without a flag."""
-    mac = re.search(r"\"mlx(>=\S+); sys_platform == 'darwin'\"", PROJECT)[1]
+    """Metal on a Mac and the CPU build on Linux and Windows, within the same bounds and without a flag."""
+    mac = re.search(r"\"mlx(>=\S+); sys_platform != 'linux'\"", PROJECT)[1]
+    windows = re.search(r"\"mlx-cpu(>=\S+); sys_platform == 'win32'\"", PROJECT)[1]
     linux = re.search(r"\"mlx\[cpu\](>=\S+); sys_platform == 'linux'\"", PROJECT)[1]
-    assert mac == linux
+    assert mac == linux == windows
 
 
 def test_the_lowest_versions_are_those_of_pyproject():

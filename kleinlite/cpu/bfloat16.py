@@ -120,16 +120,14 @@ def find_library() -> Library | None:
     for home in (sysconfig.get_path("data") + "/lib/", "") if FAST else ():  # this environment's, the system's
         with suppress(Exception):  # whatever it was: float32 works
             library = Library(f"{home}libdnnl.so.3")
-            is_right = mx.array_equal(library.product(a, a[3:]), right).item()
-            if is_right and any(word in library.implementation for word in QUICK):
+            if mx.array_equal(library.product(a, a[3:]), right) and any(w in library.implementation for w in QUICK):
                 return library
     return None
 
 
 def bfloat16_name() -> str | None:
     """What multiplies bfloat16, such as "oneDNN, brg:avx512_core_bf16"; None: nothing here does it quickly."""
-    library = find_library()
-    return f"oneDNN, {library.implementation}" if library else None
+    return f"oneDNN, {library.implementation}" if (library := find_library()) else None
 
 
 _calls: list[None] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 import os
 import platform
 import sys
@@ -217,11 +218,10 @@ def setup() -> None:
         _blas = None
         trouble = f"a fast BLAS could not be put in place ({type(error).__name__}: {error})"
     if _blas is None:
-        print(
-            f"kleinlite: {trouble}, so matrix products take 30 to 100 times as long as they need to. "
-            "`pip install scipy-openblas32` (or `apt install libopenblas0-pthread`, or `conda install "
-            "libopenblas`) and start Python again.",
-            file=sys.stderr,
+        logging.getLogger("kleinlite").warning(
+            "%s, so matrix products take 30 to 100 times as long as they need to: `pip install scipy-openblas32` "
+            "(or `apt install libopenblas0-pthread`, or `conda install libopenblas`) and start Python again.",
+            trouble,
         )
 
 

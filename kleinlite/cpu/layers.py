@@ -68,14 +68,14 @@ class FastAttention(text_encoder.Attention):
         b, m, _ = x.shape
 
         def heads(y: mx.array) -> mx.array:
-            return y.reshape(b, m, -1, self._hd).transpose(0, 2, 1, 3)
+            return y.reshape(b, m, -1, self.head_dim).transpose(0, 2, 1, 3)
 
         def rotated(y: mx.array) -> mx.array:
-            return mx.fast.rope(y, self._hd, traditional=False, base=self._theta, scale=1.0, offset=0)
+            return mx.fast.rope(y, self.head_dim, traditional=False, base=self.theta, scale=1.0, offset=0)
 
         q = rotated(self.q_norm(heads(self.q_proj(x))))
         k = rotated(self.k_norm(heads(self.k_proj(x))))
-        y = attention(q, k, heads(self.v_proj(x)), self._hd**-0.5, mask)
+        y = attention(q, k, heads(self.v_proj(x)), self.head_dim**-0.5, mask)
         projected: mx.array = self.o_proj(y.transpose(0, 2, 1, 3).reshape(b, m, -1))
         return projected
 

@@ -15,10 +15,12 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from ..autoencoder import Autoencoder
-from ..cpu import idle_cores_only, speed_up
+from ..cpu import bfloat16_name, idle_cores_only, speed_up
 from ..errors import UserError
-from ..memory import MemoryPlan, compute_dtype, count_parameters
-from ..models.checkpoint import SMALL_PART_BYTES, Checkpoint, open_checkpoint
+from ..memory import count_parameters
+from ..models.checkpoint import SMALL_PART_BYTES, Checkpoint, PartsArgument, open_checkpoint
+from ..models.describe import ModelFacts
+from ..models.download import ANYWHERE, Access
 from ..models.families import Configs, Features, network_of
 from ..quantization import QUANT_SPECS
 from ..sharding import common_divisor, shard
@@ -28,6 +30,7 @@ from .fast_preview import fit_preview
 from .loras import Loras
 from .machines import from_first, least
 from .memory_check import FEWER_BITS, all_parts_fit, check_memory, machine_memory, plan_model
+from .memory_plan import MemoryPlan, compute_dtype
 from .request import Request, check_prompts
 from .serialized import run_serialized
 from .strips import use_strips
@@ -48,14 +51,18 @@ class LoadedModel:
     """The parts of one model: `loaded` has those that are in memory, by name; `loras` the adapters in use.
 
     A pinned part, such as `klein.text_encoder` once somebody asked for it, stays as it is, with what was changed in it.
-    group: the machines that draw each picture together, if there are several.
+    group: the machines that draw each picture together, if there are several. exact: float32 was asked for.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, keep_loaded: bool = False, group: mx.distributed.Group | None = None
+        self, checkpoint: Checkpoint, keep_loaded: bool = False, group: mx.distributed.Group | None = None,
+        exact: bool = False,
     ):  # fmt: skip
         self.checkpoint = checkpoint
         self.info = checkpoint.info
+        if self.is_large("transformer") and not (exact or checkpoint.is_quantized or checkpoint.quant_spec):
+            self.info = replace(self.info, product=bfloat16_name())
+        self.exact = exact
         self.keep_loaded = keep_loaded
         self.group = group if group and group.size() > 1 else None
         self.bits: tuple[float, float] = run_serialized(lambda: checkpoint.bits)
@@ -69,12 +76,24 @@ class LoadedModel:
     @classmethod
     def open(
         cls, name: str | Path, quantize: int | str | None = None, dtype: mx.Dtype | None = None,
-        parts: str | Path | dict[str, str | Path] | None = None, keep_loaded: bool = False,
-        group: mx.distributed.Group | None = None,
+        parts: PartsArgument = None, keep_loaded: bool = False,
+        group: mx.distributed.Group | None = None, access: Access = ANYWHERE,
     ) -> LoadedModel:  # fmt: skip
         """The model of this name, its files checked, no weights read. Arguments are `from_pretrained`'s."""
-        checkpoint = open_checkpoint(str(name), dtype=dtype or compute_dtype(), quantize=quantize, parts=parts)
-        return cls(checkpoint, keep_loaded, group)
+        checkpoint = open_checkpoint(
+            str(name), dtype=dtype or compute_dtype(), quantize=quantize, parts=parts, access=access
+        )
+        return cls(checkpoint, keep_loaded, group, exact=dtype is not None and dtype == mx.float32)
+
+    @classmethod
+    def of(
+        cls, facts: ModelFacts, quantize: int | str | None = None, parts: PartsArgument = None,
+        group: mx.distributed.Group | None = None, access: Access = ANYWHERE,
+    ) -> LoadedModel:  # fmt: skip
+        """The model that `describe` has looked at: what it has opened is not opened again."""
+        if facts.checkpoint:
+            return cls(facts.checkpoint, group=group)
+        return cls.open(facts.info.name, quantize, None, parts, False, group, access)
 
     # ------------------------------------------------------------ several machines
 
@@ -101,7 +120,7 @@ class LoadedModel:
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`run_serialized`; a small model leaves the cores to what else runs on them, and is quicker for it."""
-        if self.checkpoint.nbytes("transformer") >= SMALL_PART_BYTES:
+        if self.is_large("transformer"):
             return run_serialized(function, *args, **kwargs)
 
         def run_beside_others() -> R:
@@ -111,6 +130,10 @@ class LoadedModel:
         return run_serialized(run_beside_others)
 
     # ------------------------------------------------------------ parts
+
+    def is_large(self, name: str) -> bool:
+        """Whether a part's weights stay as they are in its files, and its layers are this machine's quick ones."""
+        return self.checkpoint.nbytes(name) >= SMALL_PART_BYTES
 
     @property
     def configs(self) -> Configs:
@@ -145,8 +168,11 @@ class LoadedModel:
             load = getattr(self.checkpoint, f"load_{name}")
             is_shared = name in ("transformer", "text_encoder") and self.machines > 1
             part = load(lazy=True) if is_shared else load()
-            if isinstance(part, nn.Module) and self.checkpoint.nbytes(name) >= SMALL_PART_BYTES:
-                speed_up(part)  # a small network runs the chapters' own code, so that a line changed there shows
+            if isinstance(part, nn.Module) and self.is_large(name):
+                if mx.metal.is_available():  # or macOS may page weights out between steps; mlx-lm does the same
+                    mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+                # A small network runs the chapters' own code, so that a line changed there shows.
+                speed_up(part, bfloat16=not self.exact)
             if name == "transformer":
                 self.loras.attach_to(part)
             if is_shared:
@@ -254,20 +280,15 @@ class LoadedModel:
         """Raises MemoryLimitError for a request that this machine cannot hold, with what would fit."""
         choice = () if self.checkpoint.is_quantized else FEWER_BITS
         smaller = {bits: self.plan_memory(request, QUANT_SPECS[bits].bits_per_weight) for bits in choice}
-        held = self.held_bytes()
         # several machines look at the smallest of them, or one alone would refuse
-        total = None if self.group is None else least(machine_memory(held)[0], self.group)
-        check_memory(self.plan_memory(request), smaller, held=held, total=total)
-
-    def held_bytes(self) -> int:
-        """The bytes of the parts that are in memory."""
-        return sum(w.nbytes for part in self.loaded.values() if isinstance(part, nn.Module) for w in weights_of(part))
+        total = None if self.group is None else least(machine_memory()[0], self.group)
+        check_memory(self.plan_memory(request), smaller, total=total)
 
     def offload_if_needed(self, request: Request) -> None:
         """Release the transformer after the last step, if the decoder or the next prompt needs its place."""
         if sys.is_finalizing():  # a stream that was left open ends with the process, where MLX has ended already
             return
-        if not all_parts_fit(self.plan_memory(request), self.held_bytes()):
+        if not all_parts_fit(self.plan_memory(request)):
             self.release("transformer")
 
     def check_finite(self, latents: mx.array) -> None:

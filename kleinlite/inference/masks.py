@@ -160,7 +160,7 @@ def read_mask(mask: Any, size: tuple[int, int]) -> Image.Image:
         raise UserError(f"mask must be a picture, not a {type(mask).__name__}: make one with {hint}; {meaning}.")
     if mask.has_transparency_data and min(mask.convert("RGBA").getchannel("A").tobytes()) < 255:
         raise UserError(f"The mask is transparent in places: fill it with black and white ({meaning}).")
-    red, green, blue = to_rgb(mask).split()
+    red, green, blue = to_rgb(mask, convert_colors=False).split()
     if ImageChops.difference(red, green).getbbox() or ImageChops.difference(red, blue).getbbox():
         raise UserError(f'The mask has colors: give one of greys, such as mask.convert("L") ({meaning}).')
     if red.size != size:

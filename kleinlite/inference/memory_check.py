@@ -1,11 +1,11 @@
 """Whether a picture fits into this machine: the plan of a model that is here or known, and the refusal.
 
-The arithmetic is `memory.plan_memory`, built in the chapter on what a picture costs.
+The arithmetic is in `memory_plan`.
 """
 
 import os
-import resource
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import Any, Protocol, cast
 import mlx.core as mx
 
 from ..errors import MemoryLimitError
-from ..memory import MemoryPlan, plan_memory
 from ..models.checkpoint import ModelInfo
 from ..models.families import Configs, family_of, network_of
 from ..sharding import check_shares, common_divisor, held_share
 from ..text_encoder import TextEncoder, TextEncoderConfig
+from .memory_plan import MemoryPlan, plan_memory
 from .serialized import run_serialized
 
 __all__ = [
@@ -35,8 +35,7 @@ __all__ = [
 FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
 USABLE_SHARE = 0.75  # of the memory, where the system does not say how much one program can count on
 CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
-RESIDENT = Path("/proc/self/statm")
+OWN_CGROUP = Path("/proc/self/cgroup")
 # What a process takes beside the arrays that are planned; a test measures it.
 BESIDE_ARRAYS = 0.3  # of their bytes: what MLX keeps for the next array, what an allocator cannot give back
 WORK_SPACE = 3 * 2**27  # bytes, whatever the size: libraries, stacks, copies that a product makes of its factors
@@ -109,82 +108,51 @@ def plan_networks(configs: Configs, **request: Any) -> MemoryPlan:
     return run_serialized(lambda: plan_memory(cast(Any, configs), networks=networks, **request))
 
 
-def machine_memory(held: int = 0) -> tuple[int, int]:
+def machine_memory() -> tuple[int, int]:
     """Bytes of memory here, and how many of them one program can count on: what a Mac says, else three quarters.
 
-    A container's limit and one that a shell has set (`ulimit -v`) count as the machine's. held: bytes that this process
-    has already for what is planned, such as a model's parts in memory.
+    A limit of a shell (`ulimit -v`, `ulimit -d`) or of a container counts as the machine's, since beyond it the system
+    ends the process without a word; less what comes beside the arrays.
     """
     info = mx.device_info()
     total = int(info.get("memory_size") or info.get("total_memory") or 0)
-    if not total:  # a CPU on Linux
-        total = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *process_limits(held)])
+    if not total:  # a CPU on Linux or Windows
+        total = min(
+            [physical_memory(), *(max(int((n - WORK_SPACE) / (1 + BESIDE_ARRAYS)), 1) for n in process_limits())]
+        )
     return total, int(info.get("max_recommended_working_set_size", USABLE_SHARE * total))
 
 
-def process_limits(held: int = 0) -> list[int]:
-    """The bytes of arrays that hard limits leave to this process: of a shell (ulimit), of a container, of a job.
-
-    Beyond such a limit the system ends the process without a word. What the process holds already counts, unless it is
-    `held` for what is planned or kept by MLX for the next array; and so does what arrays bring with them.
-    """
-    virtual, _, _, _, _, data, _ = pages_in_use()
-    held += mx.get_cache_memory()
-    left = []
-    for limit, used in (
-        (resource.getrlimit(resource.RLIMIT_AS)[0], virtual),
-        (resource.getrlimit(resource.RLIMIT_DATA)[0], data),
-        *((limit, pages_in_use()[1]) for limit in cgroup_limits()),
-    ):
-        if 0 <= limit < 2**60:  # -1, or a number beyond any memory: no limit
-            left.append(max(int((limit - max(used - held, 0) - WORK_SPACE) / (1 + BESIDE_ARRAYS)), 1))
-    return left
+def physical_memory() -> int:
+    """Bytes; where the system has no word for it, as on Windows, so many that nothing is refused."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
 
 
-def pages_in_use() -> list[int]:
-    """/proc/self/statm in bytes: virtual, resident, shared, text, 0, data, 0; zeros where there is none."""
-    if not RESIDENT.is_file():
-        return [0] * 7
-    return [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in RESIDENT.read_text().split()]
-
-
-def cgroup_limits() -> list[int]:
-    """The memory limits of this process's control groups, of both versions, up to the root."""
-    if not OWN_CGROUPS.is_file():
-        return []
+def process_limits() -> list[int]:
+    """The bytes beyond which the system ends this process: by its shell, by its control group and those above."""
     limits = []
-    for line in OWN_CGROUPS.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top = CGROUPS
-            name = "memory.max"
-        elif "memory" in controllers.split(","):
-            top = CGROUPS / "memory"
-            name = "memory.limit_in_bytes"
-        else:
-            continue
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if top in (folder, *folder.parents) and (folder / name).is_file():
-                text = (folder / name).read_text().strip()
-                limits += [int(text)] if text.isdigit() else []
-    return limits
+    with suppress(ImportError):  # Windows
+        import resource
+
+        limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    if OWN_CGROUP.is_file():
+        group = CGROUPS / OWN_CGROUP.read_text("utf-8").strip().rpartition("::/")[2]
+        files = [folder / "memory.max" for folder in (group, *group.parents) if folder.is_relative_to(CGROUPS)]
+        limits += [int(n) for file in files if file.is_file() and (n := file.read_text("utf-8").strip()).isdigit()]
+    return [limit for limit in limits if 0 <= limit < 2**60]  # -1, or a number beyond any memory: no limit
 
 
-def all_parts_fit(plan: MemoryPlan, held: int = 0) -> bool:
-    """Whether the parts can stay in memory together; held: the bytes of those that are there."""
-    return plan.peak_bytes_all_loaded <= machine_memory(held)[1]
+def all_parts_fit(plan: MemoryPlan) -> bool:
+    """Whether the parts can stay in memory together."""
+    return plan.peak_bytes_all_loaded <= machine_memory()[1]
 
 
-def check_memory(
-    plan: MemoryPlan, smaller: dict[int, MemoryPlan], *, held: int = 0, total: int | None = None
-) -> None:  # fmt: skip
+def check_memory(plan: MemoryPlan, smaller: dict[int, MemoryPlan], total: int | None = None) -> None:
     """Refuse what has no chance to fit, and name the most bits for which `smaller` has a plan that does.
 
-    held: bytes of it that are in memory. total: the memory of the smallest machine, where several draw together.
-    Raises MemoryLimitError.
+    total: the memory of the smallest machine, where several draw together. Raises MemoryLimitError.
     """
-    total = total or machine_memory(held)[0]
+    total = total or machine_memory()[0]
     if plan.peak_bytes <= total:
         return
     refusal = f"This takes {plan.peak_bytes / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB"

@@ -1,6 +1,7 @@
 """Pictures and their files: reading any, and writing PNGs that remember what made them."""
 
 import contextlib
+import io
 import json
 import math
 import warnings
@@ -9,7 +10,7 @@ from typing import Any, cast
 
 from PIL import Image, ImageOps, PngImagePlugin
 
-from ..errors import UserError
+from ..errors import FileError, UserError
 from ..files import replace_file
 
 __all__ = [
@@ -32,6 +33,9 @@ REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references"
 
 MOST_PIXELS = 2**30 // 12  # 89 million, the number above which Pillow warns; it is 0.3 GB decoded
 BACKGROUND = (255, 255, 255)  # behind what is transparent
+# Pillow stops at 1 MB of text or color profile, which a workflow of ComfyUI's or a camera's may exceed.
+PngImagePlugin.MAX_TEXT_CHUNK = 2**26
+PngImagePlugin.MAX_TEXT_MEMORY = 2**29
 
 
 def open_picture(path: str | Path) -> Image.Image:
@@ -48,19 +52,56 @@ def open_picture(path: str | Path) -> Image.Image:
                 return ImageOps.exif_transpose(image)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise UserError(f"{path} has more than {MOST_PIXELS // 10**6} million pixels: make it smaller.") from None
+    except PermissionError as error:
+        raise FileError(f"{path}: {error.strerror}.") from None
     except Exception as error:  # there are many ways to stumble over a broken file, and Pillow knows them
+        if "MAX_TEXT" in str(error):
+            raise UserError(f"{path} carries too much text: save the picture without its metadata.") from None
         why = "" if isinstance(error, Image.UnidentifiedImageError) else f" ({error})"
         raise UserError(f"{path} cannot be read as a picture{why}: use a PNG, JPEG or WebP file.") from None
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any picture in 8-bit RGB, upright: 16 bits and numbers from 0 to 1 are scaled, what is transparent is white."""
+def to_srgb(image: Image.Image) -> Image.Image:
+    """A picture with the profile of a phone, a camera or a printer, its colors in sRGB's numbers.
+
+    A profile that is damaged, or not for this kind of picture, is passed over, as viewers do.
+    """
+    modes = {"RGB": ("RGB", "RGBA", "RGBX", "P", "PA"), "GRAY": ("L", "LA"), "CMYK": ("CMYK",), "Lab": ("LAB",)}
+    if not image.info.get("icc_profile"):
+        return image
+    from PIL import ImageCms  # which loads a library, for few pictures
+
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
+        alike = modes.get(profile.profile.xcolor_space.strip(), ())
+        if image.mode not in alike:
+            return image
+        colors = image if image.mode == alike[0] else image.convert(alike[0])
+        srgb = ImageCms.createProfile("sRGB")
+        flags = ImageCms.Flags.BLACKPOINTCOMPENSATION
+        intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
+        result = cast(Image.Image, ImageCms.profileToProfile(colors, profile, srgb, intent, "RGB", flags=flags))
+    except (ImageCms.PyCMSError, ImportError, OSError, TypeError, ValueError):
+        return image
+    result.info.pop("icc_profile", None)
+    if image.has_transparency_data:
+        result.putalpha(image.convert("RGBA").getchannel("A"))
+    return result
+
+
+def to_rgb(image: Image.Image, convert_colors: bool = True) -> Image.Image:
+    """Any picture in 8-bit sRGB, upright: 16 bits and numbers from 0 to 1 are scaled, what is transparent is white.
+
+    convert_colors: False for a mask, whose levels are no colors.
+    """
     size = f"{image.width}×{image.height}"
     limit = MOST_PIXELS // 10**6
     if image.width * image.height > MOST_PIXELS:  # before it is decoded
         raise UserError(f"A picture of {size} is too large, at most {limit} million pixels can be read: shrink it.")
     try:
         image = ImageOps.exif_transpose(image)
+        if convert_colors:
+            image = to_srgb(image)
         if image.has_transparency_data and not image.mode.startswith("I"):  # of 16 bits only a level is transparent
             behind = Image.new("RGBA", image.size, (*BACKGROUND, 255))
             return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")

@@ -43,6 +43,10 @@ FROM_DIFFUSERS = {  # what diffusers calls our options
     "latents": "noise",
     "num_images_per_prompt": "a list of prompts",
     "size": "width and height",
+    "output_type": "np.asarray(picture) of what a call returns, a PIL picture",
+    "callback_on_step_end": "for step in klein.stream(…)",
+    "prompt_embeds": "the prompt itself, whose features are remembered",
+    "sigmas": "steps, or step through kleinlite.sampling.euler with levels of your own",
 }
 
 

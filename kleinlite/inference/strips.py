@@ -22,7 +22,7 @@ import mlx.nn as nn
 
 from ..autoencoder import AttnBlock, Decoder, Downsample, Encoder, GroupNorm, Level, Mid, ResBlock, Upsample
 from ..cpu import affine, conv2d, silu, upsample_conv2d
-from ..memory import KEPT_BYTES
+from .memory_plan import KEPT_BYTES
 
 __all__ = ["use_strips"]
 

@@ -4,9 +4,7 @@
 Each file is listed and checked once, each tensor matched once: what opening finds out, loading uses.
 """
 
-import sys
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -21,25 +19,25 @@ from ..errors import UserError, clip, first_few, printable
 from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec
 from ..text_encoder import PAD, TextEncoder
 from .configs import (
-    PREFIX,
     SAMPLE_SIZE,
     check_single_file,
     check_weights_supported,
     family_of_index,
+    find_parts,
     infer_config,
     open_folder,
+    own_names,
     read_config,
 )
-from .download import fetch_model, fetch_parts
+from .download import ANYWHERE, Access, fetch_model, fetch_parts
 from .families import KLEIN, Configs, Family, family_of
 from .families.family import Rules
-from .fields import shorten
+from .fields import say_once, shorten
 from .files import ModelFolder, WeightFiles, check_file, find_index, open_weights, read_json
-from .formats import assemble, find_quant_spec, load_weights
+from .formats import assemble, check_packing, find_quant_spec, load_weights
 from .quantize import join, quantize as quantize_module
 from .registry import FOLDERS, PARTS, find_bundled, find_released
 
-OTHER_PARTS = {"decoder.conv_in.weight": "an autoencoder", "model.embed_tokens.weight": "a text encoder"}  # by a tensor
 SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded
 Weights = dict[str, mx.array | QuantizedMatrix]  # by our names
 PartsArgument = str | Path | dict[str, str | Path] | None
@@ -47,23 +45,26 @@ PartsArgument = str | Path | dict[str, str | Path] | None
 # ---------------------------------------------------------------- name → files
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, access: Access = ANYWHERE) -> Path:
     """Where a model's files are: a bundled model, a local folder or single file, or a download from the hub."""
     bundled = find_bundled(name)
     if bundled:
         return Path(str(files("kleinlite"))) / bundled
     path = Path(name)
     if not path.exists():
-        return fetch_model(name)
+        return fetch_model(name, access)
     if not path.is_dir():
         check_file(path)
     return path
 
 
-def resolve_parts(name: str, parts: PartsArgument = None) -> tuple[ModelFolder, dict[str, Path]]:
+def resolve_parts(
+    name: str, parts: PartsArgument = None, access: Access = ANYWHERE
+) -> tuple[ModelFolder, dict[str, Path]]:
     """The folder with the model's index and tokenizer, and where each part lies: a folder or a single file."""
     replaced = check_parts_argument(parts)
-    path = resolve_model(name)
+    path = resolve_model(name, access)
+    others = access._replace(revision=None)
     source = parts if parts and not replaced else None  # the model that has a single file's other parts
     home = path if path.is_dir() else path.parent
     if home.name in FOLDERS.values() and not find_index(home).exists() and find_index(home.parent).exists():
@@ -77,26 +78,32 @@ def resolve_parts(name: str, parts: PartsArgument = None) -> tuple[ModelFolder, 
         folder = path
     elif source is not None:
         is_here = find_bundled(str(source)) or Path(source).exists()  # type: ignore[arg-type]
-        folder = resolve_model(str(source)) if is_here else fetch_parts(str(source))
+        folder = resolve_model(str(source)) if is_here else fetch_parts(str(source), others)
     elif find_index(path.parent).exists():
         folder = path.parent
     elif not Path(name).exists():  # a released single file: the registry knows where the rest is
-        folder = fetch_parts(name)
+        folder = fetch_parts(name, access)
     else:
         check_weights_supported(path)  # or the sentence would promise what more files cannot mend
-        other = next((part for name, part in OTHER_PARTS.items() if name in open_weights(path).tensors), None)
-        if other:
-            raise UserError(f"{path} is {other}, not a model: name the model's folder, or its transformer's file.")
+        inside = find_parts(open_weights(path).tensors)
+        if inside and "transformer" not in inside:
+            what = "a text encoder" if "text_encoder" in inside else "an autoencoder"
+            raise UserError(f"{path} is {what}, not a model: name the model's folder, or its transformer's file.")
+        whole = "text_encoder" in inside
+        missing = "tokenizer and the text encoder's config" if whole else "text encoder and the autoencoder"
         raise UserError(
-            f'{path} holds a transformer alone. Say where the text encoder and the autoencoder are: parts="4b" or '
-            "another model's name or folder."
+            f"{path} holds a {'model without a folder' if whole else 'transformer alone'}. Say where the {missing} "
+            'are: parts="4b" or another model\'s name or folder.'
         )
     model = open_folder(folder)
     paths = {part: model.part(part) for part in PARTS}
     if path.is_file():
-        paths["transformer"] = path
+        inside = find_parts(open_weights(path).tensors)
+        paths |= {part: path for part in inside if part != "text_encoder"} | {"transformer": path}
+        if "text_encoder" in inside:
+            say_once(f"{path} holds a text encoder, too, which is not read: it is {folder}'s.")
     for part, place in replaced.items():
-        paths[part] = resolve_replacement(part, str(place))
+        paths[part] = resolve_replacement(part, str(place), others)
     return model, paths
 
 
@@ -114,9 +121,9 @@ def check_parts_argument(parts: PartsArgument) -> dict[str, str | Path]:
     return {aliases.get(name, name): place for name, place in parts.items()}
 
 
-def resolve_replacement(part: str, place: str) -> Path:
+def resolve_replacement(part: str, place: str, access: Access = ANYWHERE) -> Path:
     """Where a part is taken from: that part of a model, or the part's own folder or file."""
-    path = resolve_model(place)
+    path = resolve_model(place, access)
     if find_index(path).exists():
         return open_folder(path).part(part)
     own = path / FOLDERS[part]
@@ -137,6 +144,7 @@ class ModelInfo:
     kv: bool = False  # the KV variant: reference pictures are computed once, not in every step
     d_latent: int = field(default=128, repr=False)  # numbers per image token
     family: Family = field(default=KLEIN, repr=False)
+    product: str | None = field(default=None, compare=False)  # what multiplies bfloat16 here, where that is quick
 
     @property
     def only_size(self) -> int | None:
@@ -155,7 +163,7 @@ class ModelInfo:
 def read_model_info(name: str, folder: ModelFolder, file: Path | None, configs: Configs) -> ModelInfo:
     """What the files say about themselves. file: the transformer's, if it is a single one, which may not say all.
 
-    The registry knows the released single files; of another, its name must tell, and stderr says so.
+    The registry knows the released single files; of another, its name must tell, and the log says so.
     """
     cfg = configs.transformer
     family = family_of(cfg)
@@ -174,14 +182,8 @@ def read_model_info(name: str, folder: ModelFolder, file: Path | None, configs: 
     elif by_name and file:
         distilled, kv = by_name
         kinds = ["distilled" if distilled else "a base model"] + ["for cached references"] * kv
-        say_once(f"kleinlite: {file.name} is taken for {' and '.join(kinds)}, by its name.")
+        say_once(f"{file.name} is taken for {' and '.join(kinds)}, by its name.")
     return ModelInfo(name, distilled, size, configs.text_encoder.max_length, kv, cfg.d_latent, family)
-
-
-@cache
-def say_once(sentence: str) -> None:
-    """A line on stderr, the first time only."""
-    print(printable(sentence), file=sys.stderr)
 
 
 def load_tokenizer(folder: ModelFolder | Path) -> Tokenizer:
@@ -248,7 +250,6 @@ def match_weights(module: nn.Module, arrays: Weights, rules: Rules) -> Weights:
 
     rules: what the released folders call our tensors, see `names`; a single file has our own names already.
     """
-    arrays = {name.removeprefix(PREFIX): w for name, w in arrays.items()}
     arrays = {name: w for name, w in arrays.items() if not name.endswith("num_batches_tracked")}  # of the batch norm
     parameters = dict(tree_flatten(module.parameters()))
     released_names = [rename(name, rules) for name in parameters]
@@ -278,20 +279,30 @@ def load_part(module: nn.Module, path: Path, rules: Rules, dtype: mx.Dtype) -> n
     return load_weights(module, match_weights(module, dict(arrays), rules), dtype)
 
 
-def read_quant_spec(path: Path) -> QuantSpec | None:
-    """What a folder's config.json says of its quantized matrices, in the words of MLX's own tools."""
+def read_quant_specs(path: Path) -> dict[str, QuantSpec]:
+    """What a folder's config.json says of its quantized matrices, in the words of MLX's own tools, by layer.
+
+    Under "" stands what holds for layers without words of their own. Raises UserError for what MLX cannot read.
+    """
     config = path / "config.json"
     words = read_json(config).get("quantization") if config.exists() else None
     if words is None:
-        return None
-    if isinstance(words, dict):
-        spec = QuantSpec(words.get("mode", "affine"), words.get("bits", 0), words.get("group_size", 0))
+        return {}
+    words = words if isinstance(words, dict) else {"mode": words}
+    layers = {name: own for name, own in words.items() if isinstance(own, dict)}
+    for_all = {name: own for name, own in words.items() if name in ("mode", "bits", "group_size")}
+    specs = {}
+    for name, own in {"": for_all, **layers}.items():
+        said = for_all | own
+        spec = QuantSpec(said.get("mode", "affine"), said.get("bits", 0), said.get("group_size", 0))
         affine = spec.mode == "affine" and spec.bits in (2, 3, 4, 5, 6, 8) and spec.group in (32, 64, 128)
-        if affine or spec in QUANT_SPECS.values():
-            return spec
-    raise UserError(
-        f"{config} says that it is quantized by {shorten(words)}, which kleinlite does not know: take another model."
-    )
+        if not affine and spec not in QUANT_SPECS.values():
+            raise UserError(
+                f"{config} says that {name or 'it'} is quantized by {shorten(own)}, which kleinlite does not know: "
+                "take another model."
+            )
+        specs[name] = spec
+    return specs
 
 
 def check_types(weights: Weights) -> None:
@@ -410,18 +421,22 @@ class Checkpoint:
 
     def _match(self, part: str) -> Matched:
         """A part and its weights. Raises UserError if a tensor has no place, or a place no tensor."""
-        form = family_of(self.configs.transformer).parts[part]
+        family = family_of(self.configs.transformer)
+        form = family.parts[part]
         cfg = getattr(self.configs, part)
         files = self.files[part]
-        tensors, metadata = files.load()
+        check_packing(files.path, files.tensors)
+        everything, metadata = files.load()
+        names = own_names(part, everything, family)
+        tensors = {own: everything[name] for name, own in names.items()}
         arrays: Weights = dict(tensors)
         wide = False
         if part != "autoencoder":
-            arrays = assemble(tensors, metadata, read_quant_spec(files.path))
+            arrays = assemble(tensors, metadata, read_quant_specs(files.path))
             wide = any(map(is_float32_matrix, arrays.values()))
         if wide and files.nbytes >= SMALL_PART_BYTES:
             arrays = {name: narrow(w) for name, w in arrays.items()}
-        arrays = {name: w for name, w in arrays.items() if form.is_used(cfg, name.removeprefix(PREFIX))}
+        arrays = {own: w for own, w in arrays.items() if form.is_used(cfg, own)}
         module = (form.build or form.network)(cfg)
         return Matched(module, match_weights(module, arrays, form.names), wide)
 
@@ -431,8 +446,9 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    name: str | Path, *, dtype: mx.Dtype, quantize: int | str | None = None, parts: PartsArgument = None
-) -> Checkpoint:
+    name: str | Path, *, dtype: mx.Dtype, quantize: int | str | None = None, parts: PartsArgument = None,
+    access: Access = ANYWHERE,
+) -> Checkpoint:  # fmt: skip
     """Find a model and check that its parts are whole and fit together: cheap, since no weight is read.
 
     name: a bundled or released model, a hub repository, a folder, or a single file with a transformer.
@@ -442,7 +458,7 @@ def open_checkpoint(
     Raises UserError, FileError or HubError.
     """
     spec = find_quant_spec(quantize)
-    folder, paths = resolve_parts(str(name), parts)
+    folder, paths = resolve_parts(str(name), parts, access)
     configs, files = read_parts(folder, paths)
     tokenizer = load_tokenizer(folder)
     check_parts(folder.path, configs, tokenizer)

@@ -5,19 +5,19 @@ models are known by their names, and the configs of the released models.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, printable
 from ..text_encoder import TextEncoderConfig
-from .families import FAMILIES, KLEIN, Family, family_of_config, family_of_tensors
-from .fields import Field, check_fields, read_layout
+from .families import FAMILIES, KLEIN, Family, Shapes, family_of_config, family_of_tensors, find_prefix
+from .fields import Field, check_fields, check_words, read_layout
 from .files import INDEX, ModelFolder, WeightFiles, find_index, open_weights, read_json
+from .formats import check_packing
 from .registry import MODELS
 
-PREFIX = "model.diffusion_model."  # before every name in some repackaged single files
-
-
+WRAPPER = re.compile(r"(^|\.)(_\w+\.)+")  # modules around modules: _orig_mod., _fsdp_wrapped_module.
 # By the name of a size in the registry:
 RELEASED_CONFIGS = {size: configs for family in FAMILIES for size, configs in family.released.items()}
 
@@ -82,7 +82,7 @@ def find_other_model(values: dict[str, Any]) -> str | None:
     if values and all(TINY_DECODER.fullmatch(name) for name in values):
         return "a tiny autoencoder for previews (TAESD, TAEF2), which step.preview(fast=True) does without"
     for model, names in DISTINCTIVE_NAMES.items():
-        if any(name in values for name in names):
+        if any(word.endswith(names) for word in values):
             return model
     architectures = values.get("architectures")
     for name in (values.get("_class_name"), *(architectures if isinstance(architectures, list) else ())):
@@ -105,10 +105,30 @@ def check_supported(path: Path, values: dict[str, Any]) -> None:
         )
 
 
+def find_parts(names: Iterable[str], family: Family | None = None) -> dict[str, str]:
+    """The parts in a file, and what stands before the names of each: a file may hold a whole model."""
+    names = [WRAPPER.sub(r"\1", name) for name in names]
+    found = {part: find_prefix(form, names) for part, form in (family or family_of_tensors(names)).parts.items()}
+    return {part: prefix for part, prefix in found.items() if prefix is not None}
+
+
+def own_names(part: str, names: Iterable[str], family: Family | None = None) -> dict[str, str]:
+    """The names in a file that belong to a part, and each without what stands before it. Other parts' are left out."""
+    prefixes = find_parts(names, family)
+    prefix = prefixes.pop(part, "")
+    others = tuple(other.partition(".")[0] + "." for other in prefixes.values() if other)
+    plain = {name: WRAPPER.sub(r"\1", name) for name in names}
+    return {
+        name: own.removeprefix(prefix)
+        for name, own in plain.items()
+        if (prefix and own.startswith(prefix)) or not own.startswith(others)
+    }
+
+
 def check_weights_supported(path: Path) -> None:
     """Refuse a file with the weights of another model, or a damaged one; only its header is read. Raises UserError."""
     tensors = open_weights(path).tensors
-    check_supported(path, {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
+    check_supported(path, {own: tensors[name] for name, own in own_names("transformer", tensors).items()})
 
 
 # ---------------------------------------------------------------- a part's config
@@ -130,6 +150,8 @@ def read_config(part: str, path: Path, index: dict[str, Any] | None = None, fami
     family = family or find_family(part, values)
     cfg = parse_config(part, values, index, path=path, family=family)
     check_config(path, cfg, family, part)
+    form = family.parts[part]
+    check_words(path, values, form.format(cfg) | form.computed, {field.name for field in form.fields.values()})
     return cfg
 
 
@@ -156,13 +178,14 @@ def check_single_file(part: str, path: Path, family: Family) -> None:
 def infer_config(part: str, weights: WeightFiles, family: Family | None = None) -> Any:
     """The numbers that the shapes in a single file tell. Raises UserError."""
     path = weights.path
-    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in weights.tensors.items()}
+    check_packing(path, weights.tensors)
+    tensors = {own: weights.tensors[name] for name, own in own_names(part, weights.tensors, family).items()}
     check_supported(path, tensors)
     if family is None:
         family = family_of_tensors(tensors) if part == "transformer" else KLEIN
     infer = family.parts[part].infer
     assert infer is not None, "see check_single_file"
-    shapes = {name: list(tensor["shape"]) for name, tensor in tensors.items()}
+    shapes = Shapes({name: list(t["shape"]) for name, t in tensors.items()}, family.parts[part].names)
     for name, tensor in tensors.items():
         if tensor["dtype"] == "U8" and name.endswith("weight") and tensor["shape"]:
             shapes[name][-1] *= 2  # two weights in a byte

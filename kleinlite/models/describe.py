@@ -6,9 +6,9 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..errors import UserError
-from .checkpoint import ModelInfo, PartsArgument, open_checkpoint
+from .checkpoint import Checkpoint, ModelInfo, PartsArgument, open_checkpoint
 from .configs import RELEASED_CONFIGS
-from .download import find_cached, required_repositories
+from .download import ANYWHERE, Access, find_cached, required_repositories
 from .families import Configs, Family, family_of
 from .formats import find_quant_spec
 from .registry import BUNDLED, BUNDLED_LICENSE, MODELS, ReleasedModel, find_bundled, find_released
@@ -25,8 +25,13 @@ class ModelFacts(NamedTuple):
     is_quantized: bool  # whether its weights come in few bits and so cannot be quantized again
     here: bool  # whether its files are on this machine
     released: ReleasedModel | None  # what the registry says of it
-    license: str  # "" where only the model's page can tell
-    download_bytes: int  # what is to be fetched where nothing is here yet; 0: nothing, or unknown
+    license: str = ""  # where only the model's page can tell
+    checkpoint: Checkpoint | None = None  # what was opened to find this out
+
+    @property
+    def download_bytes(self) -> int:
+        """What is to be fetched where nothing is here yet; 0: nothing, or unknown."""
+        return self.released.download_bytes if self.released else 0
 
 
 def is_here(name: str) -> bool:
@@ -35,9 +40,10 @@ def is_here(name: str) -> bool:
 
 
 def describe(
-    name: str, quantize: int | str | None = None, parts: PartsArgument = None, *, dtype: mx.Dtype = mx.float32
-) -> ModelFacts:
-    """What is known of a model without a download; the arguments are those of `open_checkpoint`.
+    name: str, quantize: int | str | None = None, parts: PartsArgument = None, *, dtype: mx.Dtype = mx.float32,
+    access: Access = ANYWHERE,
+) -> ModelFacts:  # fmt: skip
+    """What is known of a model without a download of it; the arguments are those of `open_checkpoint`.
 
     Of a released model the registry knows it all, whether its files are here or not. Raises UserError or FileError.
     """
@@ -59,17 +65,14 @@ def describe(
         if spec:
             bits = (spec.bits_per_weight, spec.bits_per_weight)
         here = find_cached(name) is not None
-        license = released.size.license
-        return ModelFacts(info, configs, bits, released.quantized, here, released, license, released.download_bytes)
+        return ModelFacts(info, configs, bits, released.quantized, here, released, released.size.license)
     if is_here(name):
-        checkpoint = open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts)
+        found = open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts, access=access)
         license = BUNDLED_LICENSE if find_bundled(name) else ""
-        return ModelFacts(
-            checkpoint.info, checkpoint.configs, checkpoint.bits, checkpoint.is_quantized, True, None, license, 0
-        )
+        return ModelFacts(found.info, found.configs, found.bits, found.is_quantized, True, None, license, found)
     required_repositories(name)  # or the name is refused
     info = ModelInfo(name, distilled=False, size=1024, max_length=512)
-    return ModelFacts(info, None, (STORED_BITS, STORED_BITS), False, False, None, "", 0)
+    return ModelFacts(info, None, (STORED_BITS, STORED_BITS), False, False, None)
 
 
 def check_trains(family: Family) -> None:
@@ -87,8 +90,6 @@ def check_base(info: ModelInfo) -> None:
     base = f"base-{released.size.name}" if released else f"{info.name.lower()}-base"
     if base in MODELS or base in BUNDLED:
         way_out = f"train on {base}, and use the adapter on {info.name}"
-    elif released:
-        way_out = "take base-4b or base-9b"
     else:
         way_out = "train on its base model, and use the adapter on it"
     raise UserError(f"{info.name} is distilled: {way_out}.")

@@ -34,7 +34,7 @@ from .configs import format_index
 from .families import KLEIN, PartFormat, family_of
 from .families.family import Rules
 from .fields import LAYOUT
-from .files import INDEX, is_inside, read_json
+from .files import INDEX, list_files, read_json
 from .quantize import plain_matrix, should_quantize
 
 DIFFUSERS_STEM = "diffusion_pytorch_model"  # how diffusers calls a part's weights
@@ -231,11 +231,12 @@ def remove_drafts(out: Path, own: Path) -> None:
 
 
 def copy_text_files(source: Path, folder: Path) -> None:
-    """The JSON and text files of a tokenizer or a scheduler: only those that lie there, for people publish the copy."""
-    for path in sorted(source.glob("*")):
+    """The JSON and text files of a tokenizer or a scheduler; no links but the hub's, for people publish the copy."""
+    is_cache = "snapshots" in source.absolute().parts
+    for path in list_files(source, "*"):
         if path.name in ("config.json", "generation_config.json") or path.name.endswith(".index.json"):
             continue  # of a text encoder, beside whose weights FLUX.3's tokenizer lies
-        if path.suffix in (".json", ".txt", ".jinja") and path.is_file() and is_inside(path, source):
+        if path.suffix in (".json", ".txt", ".jinja") and path.is_file() and (is_cache or not path.is_symlink()):
             folder.mkdir(exist_ok=True)
             shutil.copyfile(path, folder / path.name)
 

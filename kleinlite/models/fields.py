@@ -1,11 +1,14 @@
 """The numbers of a network as config.json has them: what each is called there, and what it may be.
 
 A `Field` is one number; a table of fields turns a config.json into a chapter's dataclass, and the dataclass back.
+What else a config says is compared with what we compute: another value is refused, an unknown word is logged.
 """
 
 import json
-import re
-from collections.abc import Iterable
+import logging
+import math
+from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,12 +95,96 @@ def format_fields(cfg: object, fields: Fields) -> dict[str, Any]:
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
 
 
-def count_numbered(names: Iterable[str], pattern: str) -> int:
-    """How many numbers a list is numbered with: one more than the highest found in brackets."""
-    matches = (re.match(pattern, name) for name in names)
-    return 1 + max((int(match[1]) for match in matches if match), default=-1)
-
-
 def read_layout(file: str) -> dict[str, Any]:
     """A config.json of the released layout, without a model's own numbers."""
     return json.loads((LAYOUT / file).read_text("utf-8"))
+
+
+# ---------------------------------------------------------------- words beside the numbers
+
+# What transformers and diffusers write and what changes no picture: names, types, training, and what is read elsewhere.
+NEUTRAL = frozenset(
+    [
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "axes_lens",
+        "base_image_seq_len",
+        "base_shift",
+        "batch_norm_momentum",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "force_upcast",
+        "id2label",
+        "image_token_id",
+        "initializer_range",
+        "is_encoder_decoder",
+        "label2id",
+        "latents_mean",
+        "latents_std",
+        "max_image_seq_len",
+        "max_position_embeddings",
+        "max_shift",
+        "max_window_layers",
+        "mrope_interleaved",
+        "mrope_section",
+        "out_channels",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "quantization",
+        "quantization_config",
+        "return_dict",
+        "sample_size",
+        "sliding_window",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "video_token_id",
+        "vision_config",
+        "vision_end_token_id",
+        "vision_start_token_id",
+    ]
+)
+
+
+def check_words(path: Path, values: dict[str, Any], computed: dict[str, Any], read: Collection[str]) -> None:
+    """Refuse a word of a config by which the reference computes something else than we do. Raises UserError.
+
+    computed: word → the value that we compute, a tuple of values that mean the same, or the words of a dictionary.
+    read: words that are numbers of ours. A word that nobody knows is logged: a released file may have new ones.
+    """
+    for word, value in values.items():
+        right = computed.get(word)
+        if word in read or word in NEUTRAL or word.startswith("_"):
+            continue
+        if word not in computed:
+            say_once(f"{path} says {shorten(word)}, a word that kleinlite does not know.")
+        elif isinstance(right, dict) and isinstance(value, dict):
+            check_words(path, value, right, read)
+        elif not is_computed(value, None if isinstance(right, dict) else right):
+            known = right if isinstance(right, tuple) else (right,)
+            raise UserError(
+                f"{path} says that {word} is {shorten(value)}, and kleinlite computes "
+                f"{' or '.join(map(shorten, known))}: take another model."
+            )
+
+
+def is_computed(value: object, right: object) -> bool:
+    """Whether a config's value means what we compute; of a list with the same word for each layer, every item."""
+    if isinstance(right, tuple):
+        each = isinstance(value, list) and value and all(is_computed(item, right) for item in value)
+        return bool(each) or any(is_computed(value, one) for one in right)
+    if isinstance(value, float) and isinstance(right, float):
+        return math.isclose(value, right, rel_tol=1e-6)  # 1e-6 that went through float32 is the same number
+    return value == right
+
+
+@cache
+def say_once(sentence: str) -> None:
+    """A line in the log, the first time only."""
+    logging.getLogger("kleinlite").warning("%s", printable(sentence))

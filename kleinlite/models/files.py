@@ -10,9 +10,7 @@ import io
 import json
 import os
 import re
-import time
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
@@ -20,16 +18,17 @@ import mlx.core as mx
 from safetensors import SafetensorError, deserialize, safe_open
 
 from ..errors import MissingFileError, UserError, clip, first_few, printable
+from .fields import say_once
 from .gguf import check_gguf
 from .registry import FOLDERS
 
 # Bytes up to which a file is checked in memory: `safe_open` imports numpy, which takes longer than drawing with nano.
 SMALL_FILE = 2**25
-LARGEST_JSON = 2**26  # bytes; an index of the largest model has a hundredth of it
 LARGEST_HEADER = 10**8  # bytes: the limit of the format
 LONGEST_NAME = 150  # characters of a tensor's name; those of released models and of adapters have fewer than 90
-YOUNG = 2 * 10**9  # nanoseconds; a younger file may change without a change of its time, whose steps may be so large
 GGUF = b"GGUF"  # how such a file begins
+GIT_LFS = b"version https://git-lfs"
+NAMES = ("model", "diffusion_pytorch_model")  # of a part's weights, as transformers and diffusers look for them
 MLX_TYPES = {
     "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E4M3", "F16", "BF16", "F32", "C64",
 }  # fmt: skip
@@ -41,13 +40,24 @@ def check_file(path: Path) -> None:
         raise MissingFileError(f"{path} is missing: the folder is not a complete model in the released layout.")
     if not path.is_file():
         raise UserError(f"{path} is not a file, but a folder, a pipe or a device: the folder is not a complete model.")
+    with path.open("rb") as file:
+        refuse_pointer(path, file.read(len(GIT_LFS)))
+
+
+def refuse_pointer(path: Path, start: bytes) -> None:
+    """Refuse what git leaves in a large file's place, by its first bytes. Raises UserError."""
+    if start == GIT_LFS:
+        raise UserError(f"{path} is git-lfs's note of where the file is: run `git lfs pull` in its folder.")
+
+
+def list_files(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder in order, but for hidden ones: a Mac writes `._x` beside x where a disk is not its own."""
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file that holds names and values. Raises MissingFileError or UserError."""
     check_file(path)
-    if path.stat().st_size > LARGEST_JSON:
-        raise UserError(f"{path} has {path.stat().st_size:,} bytes, far too many for what it is: download it again.")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as e:
@@ -100,13 +110,17 @@ class WeightFile:
 
         content: the file's bytes, if they are in memory; else the arrays are lazy.
         """
-        source = str(self.path) if content is None else io.BytesIO(content)
+        source = io.BytesIO(content) if content is not None and self.kind == "safetensors" else str(self.path)
         try:
             arrays, words = cast(Any, mx.load(source, format=self.kind, return_metadata=True))
         except (RuntimeError, ValueError) as e:  # of a header that changes meanwhile, or a path that is no UTF-8
             why = printable(str(e))[:100]
             raise UserError(f"MLX cannot read {self.path} ({why}): download it again, or take another file.") from None
-        return arrays, {"format": "gguf"} if self.kind == "gguf" else words
+        if self.kind == "gguf":  # whose words may be arrays of one number, or of many
+            numbers = {name: w.item() for name, w in words.items() if isinstance(w, mx.array) and w.size == 1}
+            words = {name: str(word) for name, word in (words | numbers).items() if not isinstance(word, mx.array)}
+            words["format"] = "gguf"
+        return arrays, words
 
 
 @dataclass(frozen=True)
@@ -144,23 +158,52 @@ class WeightFiles:
 def open_weights(path: Path) -> WeightFiles:
     """The files with a part's weights, checked: all shards of a folder, or the one file.
 
-    Raises MissingFileError or UserError if one is missing, damaged, or not in the folder.
+    Raises MissingFileError or UserError if one is missing or damaged, or two have the same tensor.
     """
     if path.is_file():
         return WeightFiles(path, (open_weight_file(path),))
-    index = sorted(path.glob("*.safetensors.index.json"))
-    files = [path / name for name in read_shard_names(index[0])] if index else sorted(path.glob("*.safetensors"))
+    index, files = find_weight_files(path)
     if not files:
         raise MissingFileError(
             f"There is no .safetensors file in {path}: the model is not complete, download it again."
         )
     for file in files:
         if not file.is_file():
-            why = f"named in {index[0].name} but missing" if index else "a link to a file that is missing"
+            why = f"named in {index.name} but missing" if index else "a link to a file that is missing"
             raise MissingFileError(f"{file} is {why}: download the model again.")
-        if not is_inside(file, path):
-            raise UserError(f"{file} is a link to a file outside of the folder: copy that file here.")
-    return WeightFiles(path, tuple(map(open_weight_file, files)))
+    shards = tuple(map(open_weight_file, files))
+    owner: dict[str, WeightFile] = {}
+    for shard in shards:
+        for name in shard.tensors:
+            other = owner.setdefault(name, shard)
+            if other is not shard:
+                raise UserError(
+                    f"{clip(name)} is in {other.path.name} and in {shard.path.name}, both in {path}: move away the one "
+                    "that is not meant."
+                )
+    return WeightFiles(path, shards)
+
+
+def find_weight_files(folder: Path) -> tuple[Path | None, list[Path]]:
+    """The index of a part's shards, if there is one, and the files: of several those that the libraries would read.
+
+    transformers looks for model.safetensors and then for its index; diffusers for an index first. Raises UserError.
+    """
+    there = list_files(folder, "*.safetensors")
+    indexes = list_files(folder, "*.safetensors.index.json")
+    whole, other = (folder / f"{name}.safetensors" for name in NAMES)
+    named = [path for path in indexes if path.name.removesuffix(".safetensors.index.json") in NAMES] or indexes
+    if len(named) > 1 and whole not in there:
+        raise UserError(f"{named[0]} and {named[1].name} both say where the weights are: move away one of them.")
+    if named and whole not in there:
+        files = [folder / name for name in read_shard_names(named[0])]
+    else:
+        named = []
+        files = next(([path] for path in (whole, other) if path in there), there)
+    left = [path.name for path in there if path not in files]
+    if left:
+        say_once(f"{folder}: {first_few(left)} not read beside {first_few(path.name for path in files)}.")
+    return (named[0] if named else None), files
 
 
 def load_arrays(path: Path) -> dict[str, mx.array]:
@@ -171,26 +214,13 @@ def load_arrays(path: Path) -> dict[str, mx.array]:
 def open_weight_file(path: Path) -> WeightFile:
     """Refuse a file that is damaged, was cut short, or holds what MLX cannot read; only its header is read.
 
-    What was opened before and has not changed since is not opened again. Raises UserError.
+    Raises UserError.
     """
-    status = path.stat()
-    if time.time_ns() - status.st_mtime_ns < YOUNG:
-        return read_weight_file(path)
-    return reread_weight_file(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
-
-
-@lru_cache(maxsize=64)
-def reread_weight_file(path: Path, version: tuple[int, ...]) -> WeightFile:
-    """`read_weight_file`, once for each version of a file."""
-    return read_weight_file(path)
-
-
-def read_weight_file(path: Path) -> WeightFile:
-    """A file, opened once: its kind, and its header, checked. Raises UserError."""
     with path.open("rb") as file:
         start = file.read(len(GGUF))
         # By its content, since a file of the hub's store has no ending; and by its ending, or a damaged one was none.
         kind = "gguf" if start == GGUF or path.suffix == ".gguf" else "safetensors"
+        refuse_pointer(path, start + file.read(len(GIT_LFS) - len(GGUF)))
         file.seek(0)
         tensors = check_gguf(path, file) if kind == "gguf" else check_safetensors(path, file)
     odd = [name for name in tensors if len(name) > LONGEST_NAME or not name.isprintable()]
@@ -202,13 +232,17 @@ def read_weight_file(path: Path) -> WeightFile:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether a file looks like one: by its name, or by its beginning, eight bytes and an opening brace."""
-    if path.suffix == ".safetensors":
+    """Whether a file looks like weights: by its name, or by its beginning, eight bytes and an opening brace, or GGUF.
+
+    A folder may be an adapter's.
+    """
+    if path.suffix in (".safetensors", ".gguf"):
         return True
     if not path.is_file():
-        return False
+        return path.is_dir()
     with path.open("rb") as file:
-        return file.read(9)[8:] == b"{"
+        start = file.read(9)
+    return start[8:] == b"{" or start.startswith(GGUF)
 
 
 def check_safetensors(path: Path, file: BinaryIO) -> dict[str, dict[str, Any]]:
@@ -236,9 +270,7 @@ def check_safetensors(path: Path, file: BinaryIO) -> dict[str, dict[str, Any]]:
 
 
 def refuse_damaged(path: Path, size: int, header: bytes, why: str) -> NoReturn:
-    """Tell a file that was cut short, or never fetched, from one that is damaged. Raises UserError."""
-    if header.startswith(b"https://git-lfs"):  # behind "version "
-        raise UserError(f"{path} is git-lfs's note of where the weights are: run `git lfs pull` in its folder.")
+    """Tell a file that was cut short from one that is damaged. Raises UserError."""
     needed = 0
     with contextlib.suppress(Exception):  # a damaged header may hold anything
         tensors = json.loads(header)
@@ -255,14 +287,3 @@ def read_shard_names(index: Path) -> list[str]:
     if not names or not all(isinstance(n, str) and re.fullmatch(r"[^/\\\0]+\.safetensors", n) for n in names):
         raise UserError(f"{index} names no files beside it in which the weights are: download it again.")
     return sorted(set(names))
-
-
-def is_inside(file: Path, folder: Path) -> bool:
-    """Whether a file of this folder really lies in it or, where the folder is of the hub's cache, in its store."""
-    stores = [folder.resolve()]
-    for parent in folder.absolute().parents:
-        if parent.name == "snapshots":  # …/hub/models--owner--name/snapshots/commit/vae
-            repository = parent.parent.resolve()
-            stores += [repository / "blobs", repository.parent / "blobs"]
-    real = file.resolve()
-    return any(real.is_relative_to(store) for store in stores)

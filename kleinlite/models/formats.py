@@ -7,7 +7,11 @@ The kind of each layer follows from its tensors, never from a list: in FP8 files
 ones differs from file to file.
 """
 
-from typing import NoReturn, cast
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,9 +19,58 @@ from mlx.utils import tree_unflatten
 
 from ..errors import UserError, clip
 from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
+from .fields import shorten
 from .quantize import quantized_layer
 
 IGNORED = (".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")  # about activations, or for other programs
+
+COMFY_FORMATS = ("float8_e4m3fn", "nvfp4")  # as a file says of a layer how it is packed, those that we read
+PACKINGS = {  # how the names of their tensors end → formats of other programs
+    ".SCB": "bitsandbytes' 8 bits", ".absmax": "bitsandbytes' 4 bits", ".svd_up": "SDNQ", ".zero_point": "SDNQ",
+    ".wscales": "nunchaku", ".qweight": "GPTQ or AWQ", "._data": "quanto", "qdata": "torchao", ".W_q": "HQQ",
+    ".weight_packed": "compressed-tensors", ".weight_scale_inv": "FP8 in blocks", ".weight_scales": "EETQ",
+}  # fmt: skip
+
+
+def check_packing(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Refuse weights in few bits as other programs write them, by their name. tensors: a header's. Raises UserError."""
+    found = next((title for end, title in PACKINGS.items() if any(name.endswith(end) for name in tensors)), None)
+    coded = [name for name, tensor in tensors.items() if name.endswith(".weight") and tensor["dtype"] in ("I8", "U8")]
+    if not found and any(f"{name.removesuffix('.weight')}.scale" in tensors for name in coded):
+        found = "SDNQ"
+    if not found and any(tensors[name]["dtype"] == "I8" for name in coded):
+        found = "int8"
+    if found:
+        refuse_packing(path, found)
+
+
+def refuse_packing(what: object, packing: str) -> NoReturn:
+    raise UserError(
+        f"{what} is packed as {packing}, which kleinlite does not read: take the model's bfloat16, FP8 or NVFP4 file."
+    )
+
+
+def read_comfy_words(arrays: dict[str, mx.array], metadata: dict[str, str]) -> dict[str, Any]:
+    """How a file says that its layers are packed, by layer, in tensors or in the header. Raises UserError."""
+    ending = ".comfy_quant"
+    texts = {
+        name.removesuffix(ending): bytes(memoryview(w))  # type: ignore[arg-type]
+        for name, w in arrays.items()
+        if name.endswith(ending)
+    }
+    words = {}
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
+        words = dict(json.loads(metadata.get("_quantization_metadata", "{}")).get("layers", {}))
+    for layer, text in texts.items():
+        with contextlib.suppress(ValueError, RecursionError):
+            words[layer] = json.loads(text)
+    words = {layer: said for layer, said in words.items() if isinstance(said, dict)}
+    for layer, said in words.items():
+        if said.get("format", COMFY_FORMATS[0]) not in COMFY_FORMATS:
+            refuse_packing(clip(layer), shorten(said["format"]).strip("'"))
+        if said.get("convrot"):
+            refuse_packing(clip(layer), "a rotated matrix (convrot)")
+    return words
 
 
 def find_quant_spec(quantize: int | str | None) -> QuantSpec | None:
@@ -51,12 +104,14 @@ def load_weights(
 
 
 def assemble(
-    arrays: dict[str, mx.array], metadata: dict[str, str] | None = None, mlx: QuantSpec | None = None
+    arrays: dict[str, mx.array], metadata: dict[str, str] | None = None, mlx: dict[str, QuantSpec] | None = None
 ) -> dict[str, mx.array | QuantizedMatrix]:
     """Codes and scales → quantized matrices under the name of the weight; everything else as it is.
 
-    metadata: the file's. mlx: how matrices with `.scales` are quantized, from the part's config.json.
+    metadata: the file's. mlx: how matrices with `.scales` are quantized, from the part's config.json: by layer, and
+    under "" all others.
     """
+    said = read_comfy_words(arrays, metadata or {})
     arrays = {name.replace(".scale_weight", ".weight_scale"): w for name, w in arrays.items()}
     arrays = {name: w for name, w in arrays.items() if not name.endswith(IGNORED)}
     matrices: dict[str, QuantizedMatrix] = {}
@@ -68,7 +123,9 @@ def assemble(
         if f"{layer}.scales" in arrays:
             kinds = [k for k in ("weight", "scales", "biases", "global_scale") if f"{layer}.{k}" in arrays]
             tensors = {k: arrays.pop(f"{layer}.{k}") for k in kinds}
-            spec = gguf_spec(codes, tensors["scales"]) if (metadata or {}).get("format") == "gguf" else mlx
+            spec = (mlx or {}).get(layer, (mlx or {}).get(""))
+            if (metadata or {}).get("format") == "gguf":
+                spec = gguf_spec(codes, tensors["scales"])
             if spec is None:
                 raise UserError(
                     f"{clip(name)} is quantized and config.json does not say how (quantization): a file is missing."
@@ -76,6 +133,8 @@ def assemble(
             check_quantized(name, tensors, spec, scaled_twice)
             matrices[name] = QuantizedMatrix(tensors, spec)
         elif codes.dtype == mx.uint8:
+            if layer in said and f"{layer}.weight_scale" not in arrays:
+                refuse_quantized(name, "scales")
             scale = arrays.pop(f"{layer}.weight_scale", mx.array(1.0))
             second = arrays.pop(f"{layer}.weight_scale_2", None)
             if scale.dtype == mx.uint8:
@@ -93,7 +152,7 @@ def refuse_quantized(name: str, what: str) -> NoReturn:
     """Raises UserError about a matrix of which `what` is not as its format has it."""
     raise UserError(
         f"{clip(name)} is quantized, and its {what} do not fit (missing, or of another type or shape): download it "
-        "again."
+        "again, or take the bfloat16 file."
     )
 
 

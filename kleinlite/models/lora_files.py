@@ -1,8 +1,8 @@
 """Adapter files: LoRA, LoKr, LoHa and DoRA in every spelling that is about, read into deltas of our matrices.
 
-A file is read once, and understood as a whole or refused: each name must find its matrix, each module must be complete,
-finite and of the right shape, or one sentence names what is wrong and the model that the file seems to be for. What the
-spellings are is said in `families`; the formulas of the four kinds are chapter 14's.
+A file is read once, and understood as a whole or refused: each tensor must find its one place, each module must be
+complete, finite and of the right shape, or one sentence names what is wrong and the model that the file seems to be
+for. The spellings are said in `families`; the formulas of the four kinds are chapter 14's.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from ..errors import MissingFileError, UserError, clip, first_few
 from ..files import replace_file
 from ..lora import DoRA, Hadamard, Kronecker, LoRA, SplitAdapter, linear_layers, matrix_shape, weight_of
 from .families import FAMILIES, KLEIN, Family, family_of
-from .files import open_weight_file
+from .fields import check_words, say_once
+from .files import list_files, open_weight_file, read_json
 
 Size = tuple[int, int]  # rows and columns of a matrix
 REAL_TYPES = {"F16", "BF16", "F32"}  # in which a file may have its matrices
 ALPHA_TYPES = REAL_TYPES | {"I16", "I32", "I64"}
 LARGEST_ALPHA = 1e30  # far beyond any use, and float32 holds it
-LONGEST_WORDS = 2**18  # characters of JSON in a header; PEFT's words on an adapter for 9B have a fifth of it
 
 # ---------------------------------------------------------------- names of modules
 
@@ -41,7 +41,7 @@ PREFIXES = re.compile(
 )
 TEXT_ENCODER = re.compile(r"^(text_encoders?\.|lora_te\d?_|te\d_|lycoris_text|base_model\.model\.text_encoder)")
 TENSOR_NAME = re.compile(
-    r"\.(?:(?P<low>lora[_.](?:A|B|down|up|magnitude_vector))(?:\.\w+?)?(?:\.weight)?"
+    r"\.(?:(?P<low>lora[_.](?:A|B|down|up|magnitude_vector))(?:(?:\.(?P<adapter>\w+))?\.weight)?"
     r"|(?P<other>alpha|dora_scale|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]))$"
 )
 TENSOR_KINDS = {
@@ -149,18 +149,12 @@ class Tensors:
         return self.arrays[pairs[-1][1]].shape[0] if pairs else None
 
     @property
-    def shape(self) -> Size:
-        """Rows and columns of the delta."""
-        shape = self.find_shape()
-        assert shape is not None, "see parse_module"
-        return shape
-
-    @property
     def sizes(self) -> str:
         """The tensors' names and shapes, for a sentence."""
         return ", ".join(f"{name} {tuple(a.shape)}" for name, a in self.arrays.items() if name != "alpha")
 
-    def find_shape(self) -> Size | None:
+    @property
+    def shape(self) -> Size | None:
         """Rows and columns of the delta; None if the tensors do not fit each other, or one is empty."""
         if any(0 in array.shape for array in self.arrays.values()):
             return None
@@ -221,7 +215,7 @@ def parse_module(path: Path, module: str, arrays: dict[str, mx.array]) -> Tensor
     for kind, factors, others, rows in KINDS:
         if arrays.keys() - {"alpha"} == {name for names in (*factors, others) for name in names}:
             tensors = Tensors(kind, arrays, factors, rows)
-            if tensors.find_shape() is None:
+            if tensors.shape is None:
                 raise UserError(
                     f"{path}: {clip(module)} is tensors that do not go together ({clip(tensors.sizes, 100)})."
                 )
@@ -236,10 +230,11 @@ def parse_module(path: Path, module: str, arrays: dict[str, mx.array]) -> Tensor
 class Adapter:
     """An adapter file, read and understood; whether it fits a model, `check` tells."""
 
-    name: str  # the file's, without its ending
+    name: str  # the file's, without its ending, or that of PEFT's folder
     path: Path
     modules: dict[str, Tensors]  # by the names in the file
     metadata: dict[str, str]
+    config: dict[str, Any]  # what is said of its strength, see `read_config`
     sha256: str  # of the bytes that were read
 
     @property
@@ -274,7 +269,7 @@ class Adapter:
         readers = self.families[0].lora.readers
         for module, target in self.targets().items():
             if target.path.endswith(readers):
-                return self.modules[module].shape[1]
+                return (self.modules[module].shape or (0, 0))[1]
         return None
 
     @property
@@ -283,32 +278,17 @@ class Adapter:
         return guess_model(self.modules, self.width)
 
     def scaling(self, module: str) -> float:
-        """alpha / r: from the tensor, else the header, else 1."""
+        """alpha / r, or alpha / √r: alpha from the module's tensor, else from what is said of the file; else 1."""
         tensors = self.modules[module]
         r = tensors.rank
+        alpha = match_pattern(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha"))
         if r is None:
             return 1.0
         if "alpha" in tensors.arrays:
             return cast(float, tensors.arrays["alpha"].item()) / r
-        alpha = match_pattern(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha"))
         if alpha is None:
             return 1.0
         return alpha / (math.sqrt(r) if self.config.get("use_rslora") else r)
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """PEFT's words about the adapter, from the header: `r`, `lora_alpha`, … Raises UserError."""
-        words = read_words(self.metadata.get("lora_adapter_metadata", "{}"))
-        if isinstance(words, dict):
-            words = {name.removeprefix("transformer."): value for name, value in words.items()}
-            patterns = words.get("alpha_pattern") or {}
-            alphas = [alpha for alpha in [words.get("lora_alpha")] if alpha is not None]
-            plain = isinstance(patterns, dict) and all(map(PLAIN_PATTERN.fullmatch, patterns))
-            if plain and all(map(is_alpha, [*alphas, *patterns.values()])):
-                return words
-        raise UserError(
-            f"{self.path}: what its header says (lora_adapter_metadata) is damaged: write the adapter again."
-        )
 
     @property
     def trained_on(self) -> str | None:
@@ -353,20 +333,16 @@ class Adapter:
                 raise UserError(f"{self.path} changes {target.path} twice ({clip(module)}): write it again.")
             thirds[target.third] = module
             d_out, d_in = shapes[target.path]
-            self._check_shape(module, (d_out // 3 if target.third is not None else d_out, d_in))
+            size = (d_out // 3 if target.third is not None else d_out, d_in)
+            tensors = self.modules[module]
+            if tensors.shape != size:
+                raise UserError(
+                    f"{self.path}: {clip(module)} is a change of {' × '.join(map(str, tensors.shape or ()))} "
+                    f"({clip(tensors.sizes, 100)}) and the matrix here is {size[0]} × {size[1]}{self._hint()}."
+                )
             if target.swapped:
-                self.modules[module].swap_halves(self.path)
-            self.scaling(module)
+                tensors.swap_halves(self.path)
         return places
-
-    def _check_shape(self, module: str, size: Size) -> None:
-        tensors = self.modules[module]
-        shape = tensors.shape
-        if shape != size:
-            raise UserError(
-                f"{self.path}: {clip(module)} is a change of {shape[0]} × {shape[1]} ({clip(tensors.sizes, 100)}) and "
-                f"the matrix here is {size[0]} × {size[1]}{self._hint()}."
-            )
 
     def _hint(self) -> str:
         return f": it looks like an adapter for {self.model}" if self.model else ""
@@ -391,10 +367,65 @@ def matrix_shapes(cfg: Any) -> dict[str, Size]:
     return {path: matrix_shape(layer) for path, layer in layers.items()}
 
 
+ALPHA_WORD = re.compile(r"(?<!conv)(?<!conv[._])alpha$", re.IGNORECASE)
+PEFT_WORDS = {  # by which PEFT computes something else
+    "peft_type": ("LORA", "LOKR", "LOHA", None), "use_qalora": (False, None), "lora_bias": (False, None),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", None), "layer_replication": None,
+    "alora_invocation_tokens": None, "arrow_config": None,
+}  # fmt: skip
+
+
+def read_config(path: Path, metadata: dict[str, str], modules: Iterable[str]) -> dict[str, Any]:
+    """What is said of an adapter's strength: `lora_alpha`, `alpha_pattern`, `use_rslora`. Raises UserError.
+
+    PEFT's words stand in adapter_config.json beside its file, or in the header; other programs' in the header, plain.
+    """
+    where = "its header says (lora_adapter_metadata)"
+    beside = path.with_name("adapter_config.json")
+    texts = [text for name, text in metadata.items() if '"lora_alpha"' in text and name != "kleinlite"]
+    if path.name.startswith("adapter_model.") and beside.is_file():
+        where = f"{beside.name} says"
+        words: Any = read_json(beside)
+    elif "lora_adapter_metadata" in metadata or texts:
+        words = read_words(metadata.get("lora_adapter_metadata", *texts[:1]))
+    else:
+        where = "its header says of alpha"
+        words = {"lora_alpha": read_plain_alpha(metadata, modules)}
+    if isinstance(words, dict):
+        words = {name.removeprefix("transformer."): value for name, value in words.items()}
+        if words.get("lora_alpha") is None:
+            words["lora_alpha"] = words.get("alpha")  # of LoKr and LoHa
+        patterns = words.get("alpha_pattern") or {}
+        alphas = [alpha for alpha in [words["lora_alpha"]] if alpha is not None]
+        plain = isinstance(patterns, dict) and all(map(PLAIN_PATTERN.fullmatch, patterns))
+        if plain and all(map(is_alpha, [*alphas, *patterns.values()])):
+            check_words(path, words, PEFT_WORDS, words.keys() - PEFT_WORDS)
+            return words
+    raise UserError(
+        f"{path}: what {where} is damaged, or has a pattern in place of a matrix's name: write the adapter again."
+    )
+
+
+def read_plain_alpha(metadata: dict[str, str], modules: Iterable[str]) -> Any:
+    """The one alpha of a header, whatever it is called there; its text if that is no number, None if there is none."""
+    said = {
+        name: text for name, text in metadata.items() if ALPHA_WORD.search(name) and text.lower() not in ("", "none")
+    }
+    if any(name.startswith("diffusion_model.") for name in modules):
+        for name in [name for name in said if name.startswith("ss_")]:
+            text = said.pop(name)
+            say_once(f"{name} is {text}, which musubi's converter has put into the matrices: it is not counted again.")
+    try:
+        alphas = {float(text) for text in said.values()}
+    except ValueError:
+        return " and ".join(said.values())
+    return next(iter(alphas), None) if len(alphas) < 2 else " and ".join(said.values())
+
+
 def read_words(text: str) -> Any:
     """What JSON in a header says; None if it is damaged."""
     try:
-        return json.loads(text) if len(text) <= LONGEST_WORDS else None
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
@@ -447,49 +478,73 @@ def describe_adapter(adapter: Adapter) -> dict[str, str]:
 def bundled_adapters() -> dict[str, Path]:
     """The adapters that come with nano, by name."""
     folder = Path(str(files("kleinlite"))) / "nano" / "weights" / "loras"
-    return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    return {path.stem: path for path in list_files(folder, "*.safetensors")}
 
 
 def find_adapter(name: str | Path) -> Path:
-    """The file of this name, or of the adapter of this name that comes with nano."""
-    return Path(name) if os.path.isfile(name) else bundled_adapters().get(str(name), Path(name))
+    """The file of this name, in a folder that PEFT has written, or of the adapter of this name that nano has."""
+    path = Path(name)
+    if os.path.isdir(name) and str(name) not in bundled_adapters():
+        found = [path / f"{stem}.safetensors" for stem in ("adapter_model", "pytorch_lora_weights")]
+        return next((file for file in found if file.is_file()), path)
+    return path if os.path.isfile(name) else bundled_adapters().get(str(name), path)
 
 
 def open_adapter(path: str | Path) -> Adapter:
     """Read an adapter file and understand every name in it, or say in a sentence why it cannot be one of ours.
 
-    path: a file, or the name of an adapter that comes with nano: "cross", "outlined".
+    path: a file, a folder of PEFT's, or the name of an adapter that comes with nano: "cross", "outlined".
     Raises MissingFileError or UserError.
     """
+    name = Path(path).name if os.path.isdir(path) else None
     path = find_adapter(path)
     if not os.path.isfile(path):  # False for a name that no file can have, too
         bundled = ", ".join(bundled_adapters())
+        what = "no adapter_model.safetensors in the folder" if name else "no file"
         raise MissingFileError(
-            f"There is no file {clip(str(path), 160)}: name a .safetensors file, "
-            f"or one that comes with nano: {bundled}."
+            f"There is {what} {clip(str(path), 160)}: name a .safetensors file, or one that comes with nano: {bundled}."
         )
     file = open_weight_file(path)
     types = {name: str(tensor["dtype"]) for name, tensor in file.tensors.items()}
-    names: dict[str, dict[str, str]] = {}  # module → kind of tensor → its name in the file
-    unknown_names = []
-    for name in sorted(types):
-        tensor = TENSOR_NAME.search(name)
-        if tensor is None:
-            unknown_names.append(name)
-            continue
-        kind = (tensor["low"] or tensor["other"]).replace(".", "_")
-        names.setdefault(name[: tensor.start()], {})[TENSOR_KINDS.get(kind, kind)] = name
-    names = {module: tensors for module, tensors in names.items() if not is_duplicate(module, names)}
-    check_names(path, types, names, unknown_names)
-    check_types(path, types)
+    names = sort_names(path, types)
+    allowed = {name: ALPHA_TYPES if name.endswith(".alpha") else REAL_TYPES for name in types}
+    coded = sorted({kind for name, kind in types.items() if kind not in allowed[name]})
+    if coded:
+        raise UserError(f"{path} has numbers of the type {', '.join(coded)}: save it in bfloat16 or float16.")
     content = path.read_bytes()  # a whole model, of gigabytes, is refused by now
     arrays, metadata = file.load(content)
     if arrays.keys() != types.keys():
         raise UserError(f"{path} was replaced while it was read: try again.")
     modules = {module: {kind: arrays[name] for kind, name in tensors.items()} for module, tensors in names.items()}
     parsed = {module: parse_module(path, module, tensors) for module, tensors in modules.items()}
-    check_numbers(path, modules)
-    return Adapter(path.stem, path, parsed, metadata, hashlib.sha256(content).hexdigest())
+    bad = [m for m, tensors in modules.items() if not all(mx.isfinite(a).all().item() for a in tensors.values())]
+    if bad:
+        raise UserError(f"{path} has numbers that are not finite ({list_names(bad)}): its training has failed.")
+    config = read_config(path, metadata, parsed)
+    return Adapter(name or path.stem, path, parsed, metadata, config, hashlib.sha256(content).hexdigest())
+
+
+def sort_names(path: Path, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Module → kind of tensor → its name in the file, if all names have one place each. Raises UserError."""
+    modules: dict[str, dict[str, str]] = {}
+    unknown = []
+    adapters = set()
+    for name in sorted(names):
+        tensor = TENSOR_NAME.search(name)
+        if tensor is None:
+            unknown.append(name)
+            continue
+        low = (tensor["low"] or tensor["other"]).replace(".", "_")
+        place = modules.setdefault(name[: tensor.start()], {})
+        other = place.setdefault(TENSOR_KINDS.get(low, low), name)
+        adapters |= {tensor["adapter"]} - {None}
+        if other != name and len(adapters) < 2:
+            raise UserError(f"{path} has two tensors for one place ({list_names([other, name])}): write it again.")
+    if len(adapters) > 1:
+        raise UserError(f"{path} holds several adapters ({list_names(sorted(adapters))}): save one of them alone.")
+    modules = {module: tensors for module, tensors in modules.items() if not is_duplicate(module, modules)}
+    check_names(path, names, modules, unknown)
+    return modules
 
 
 def is_duplicate(module: str, modules: dict[str, Any]) -> bool:
@@ -517,23 +572,8 @@ def check_names(path: Path, arrays: Iterable[str], modules: Iterable[str], unkno
     unknown = min(([name for name in modules if not find_target(name, family)] for family in FAMILIES), key=len)
     if unknown or unknown_names:
         model = guess_model(modules + unknown_names, None)
-        looks = f"it looks like an adapter for {model}" if model else "is it another model's?"
+        looks = f"it looks like an adapter for {model}" if model else "it may be another model's"
         raise UserError(f"{path} has names that klein does not know ({list_names(unknown + unknown_names)}): {looks}.")
-
-
-def check_types(path: Path, types: dict[str, str]) -> None:
-    """Refuse codes in place of numbers. types: by the tensors' names, in the header's words. Raises UserError."""
-    allowed = {name: ALPHA_TYPES if name.endswith(".alpha") else REAL_TYPES for name in types}
-    coded = sorted({kind for name, kind in types.items() if kind not in allowed[name]})
-    if coded:
-        raise UserError(f"{path} has numbers of the type {', '.join(coded)}: save it in bfloat16 or float16.")
-
-
-def check_numbers(path: Path, modules: dict[str, dict[str, mx.array]]) -> None:
-    """Refuse numbers that are not finite. Raises UserError."""
-    bad = [m for m, tensors in modules.items() if not all(mx.isfinite(a).all().item() for a in tensors.values())]
-    if bad:
-        raise UserError(f"{path} has numbers that are not finite ({list_names(bad)}): its training has failed.")
 
 
 def list_names(names: Iterable[str]) -> str:
@@ -557,7 +597,7 @@ def write_adapter(
     reads and with B already scaled, since it does not look there. trained: what the header shall say of the training.
     """
     tensors = {}
-    alphas = {}
+    alphas = {}  # by PEFT's names of the modules
     ranks = {}
     for matrix, delta in deltas.items():
         names = [name.removesuffix(".weight") for name in rename(f"{matrix}.weight", KLEIN.transformer.names)]
@@ -567,26 +607,18 @@ def write_adapter(
             names = [matrix]
             b = delta.scaling * b
         for name, rows in zip(names, mx.split(b, len(names))):
-            name = f"transformer.{name}" if layout == "diffusers" else f"diffusion_model.{name}"
-            tensors[f"{name}.lora_A.weight"] = delta.a.astype(dtype)
-            tensors[f"{name}.lora_B.weight"] = rows.astype(dtype)
+            prefix = "transformer" if layout == "diffusers" else "diffusion_model"
+            tensors[f"{prefix}.{name}.lora_A.weight"] = delta.a.astype(dtype)
+            tensors[f"{prefix}.{name}.lora_B.weight"] = rows.astype(dtype)
             ranks[name] = len(delta.a)
             alphas[name] = delta.scaling * len(delta.a)
     metadata = {"format": "pt", "kleinlite": json.dumps(trained or {})}
     if layout == "diffusers":
-        metadata["lora_adapter_metadata"] = json.dumps(peft_config(ranks, alphas))
+        words: dict[str, Any] = {"target_modules": sorted(ranks)}  # of PEFT's LoraConfig
+        for name, pattern, values in (("r", "rank_pattern", ranks), ("lora_alpha", "alpha_pattern", alphas)):
+            words[name] = max(values.values())
+            words[pattern] = {module: value for module, value in values.items() if value != words[name]}
+        words = {f"transformer.{name}": value for name, value in words.items()}
+        metadata["lora_adapter_metadata"] = json.dumps(words)
     with replace_file(Path(path)) as draft:
         mx.save_safetensors(str(draft), tensors, metadata)
-
-
-def peft_config(ranks: dict[str, int], alphas: dict[str, float]) -> dict[str, Any]:
-    """What PEFT needs to know to build the same adapter, in the words of its LoraConfig."""
-    names = {name.removeprefix("transformer."): name for name in ranks}
-    r = max(ranks.values())
-    alpha = max(alphas.values())
-    words = {
-        "r": r, "lora_alpha": alpha, "target_modules": sorted(names),
-        "rank_pattern": {name: ranks[full] for name, full in names.items() if ranks[full] != r},
-        "alpha_pattern": {name: alphas[full] for name, full in names.items() if alphas[full] != alpha},
-    }  # fmt: skip
-    return {f"transformer.{name}": value for name, value in words.items()}

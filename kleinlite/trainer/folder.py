@@ -1,5 +1,6 @@
 """A folder of pictures to learn from: `dog.png`, its caption in `dog.txt` and, for an edit, `dog_ref.png` before it."""
 
+import logging
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from ..inference.picture_file import open_picture, to_rgb
 from ..inference.request import check_side
 from ..klein import as_reference
 
-ENDINGS = {".png", ".jpg", ".jpeg", ".webp"}
 REFERENCE = re.compile(r"(.+)_ref\d*")
 MOST_PIXELS = 1024 * 1024  # `prepare_reference` shrinks what has more
 
@@ -38,7 +38,8 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: name one with pictures and their captions, dog.png and dog.txt.")
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+    there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))  # a Mac's ._dog.png is hidden
+    files = [path for path in there if path.suffix.lower() in list_endings() and path.is_file()]
     last = {path.stem: path for path in files}
     twice = [path for path in files if last[path.stem] != path]
     if twice:
@@ -46,6 +47,7 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     named = {path: found[1] if (found := REFERENCE.fullmatch(path.stem)) else None for path in files}
     targets = {path.stem: path for path in files if named[path] is None}
     before = {stem: [path for path in files if named[path] == stem] for stem in targets}
+    check_captions(there, files)
     check_names(folder, targets, before, [path for path in files if named[path] not in (None, *targets)])
     captions = {stem: read_caption(path.with_suffix(".txt")) for stem, path in targets.items()}
     examples = [
@@ -69,13 +71,29 @@ def check_size(width: int, height: int) -> None:
         check_side(side, name)
 
 
+def list_endings() -> set[str]:
+    """The endings of the pictures that Pillow reads."""
+    return {ending for ending, format in Image.registered_extensions().items() if format in Image.OPEN}
+
+
+def check_captions(there: list[Path], files: list[Path]) -> None:
+    """Refuse a caption whose picture is not among those that are read; say what else is left out. Raises UserError."""
+    names = {path.stem for path in files}
+    alone = [path for path in there if path.suffix == ".txt" and path.stem not in names]
+    if alone:
+        beside = [path.name for path in there if path.stem == alone[0].stem and path != alone[0]]
+        found = f"{beside[0]} cannot be read: save it as PNG or JPEG" if beside else "its picture is missing"
+        raise UserError(f"{first_few(alone)}: a caption without a picture, {found}.")
+    left = [path.name for path in there if path not in files and path.suffix != ".txt"]
+    if left:
+        logging.getLogger("kleinlite").warning("%s", f"Nothing is learned from {first_few(left)}.")
+
+
 def check_names(folder: Path, targets: dict[str, Path], before: dict[str, list[Path]], lonely: list[Path]) -> None:
     """Refuse a folder in which something is missing, before any picture is read."""
     if len(targets) < 2:
         what = "no picture" if not targets else "one picture"
-        raise UserError(
-            f"There is {what} in {folder} ({', '.join(sorted(ENDINGS))}): it takes two or more, best 10 to 50."
-        )
+        raise UserError(f"There is {what} in {folder} (PNG, JPEG, WebP, …): it takes two or more, best 10 to 50.")
     if lonely:
         raise UserError(
             f"{first_few(lonely)}: what it is a reference for is missing, a picture named like it without _ref."

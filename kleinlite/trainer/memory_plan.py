@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..autoencoder import AutoencoderConfig
-from ..errors import MemoryLimitError, MissingFileError
+from ..errors import MemoryLimitError
 from ..inference.memory_check import machine_memory
+from ..inference.memory_plan import compute_dtype, plan_memory
 from ..lora import rank_at
-from ..memory import compute_dtype, plan_memory
-from ..models.describe import check_base, check_trains, describe
+from ..models.describe import ModelFacts, check_trains
 from ..models.families import family_of
 from ..models.formats import find_quant_spec
 from ..models.lora_files import matrix_shapes
@@ -93,16 +93,13 @@ def plan_training(
 
 
 def plan_model_training(
-    name: str, examples: Sequence[Example], settings: Settings, *, quantize: int | str | None = None
+    facts: ModelFacts, examples: Sequence[Example], settings: Settings, *, quantize: int | str | None = None
 ) -> TrainingPlan:
-    """For a model by its name: a released one without its files, another from its own. ValueError if distilled."""
+    """For a model that `describe` knows."""
     example = examples[0]  # all have its sizes
     w, h = example.picture.size
     reference_tokens = sum(picture.width * picture.height // 256 for picture in example.references)
-    facts = describe(name, quantize, dtype=compute_dtype())
-    check_base(facts.info)
-    if facts.configs is None:
-        raise MissingFileError(f"{name} is not on this machine: fetch it with `kleinlite download {name}`.")
+    assert facts.configs is not None
     transformer, text_encoder, autoencoder = facts.configs
     plan = plan_training(
         transformer, text_encoder, autoencoder, width=w, height=h, bits=facts.bits, rank=settings.rank,

@@ -233,7 +233,7 @@ def test_what_cannot_be_downloaded(tiny, refused):
 def test_no_network(hub, refused):
     hub.shutdown()
     hub.server_close()
-    refused(f"{REPO} could not be fetched {hub.url} network nano", "generate", PROMPT, "--model", "4b")
+    refused(f"{REPO} could not be fetched network nano", "generate", PROMPT, "--model", "4b")
 
 
 def test_a_gated_model(hub, capsys):
@@ -242,8 +242,8 @@ def test_a_gated_model(hub, capsys):
     for argv in (["download", "9b"], ["generate", PROMPT, "--model", "9b", "-o", "x.png"]):
         assert run(*argv) == 2
         out, err = capsys.readouterr()
-        table, sentence = err[: err.index("kleinlite:")], err[err.index("kleinlite:") :]
-        assert out == "" and "FLUX Non-Commercial, gated" in table and len(sentence.splitlines()) == 1
+        sentence = err[err.index("kleinlite:") :]
+        assert out == "" and "FLUX Non-Commercial, gated" in err and len(sentence.splitlines()) == 1
         for words in (f"{repo} is gated", f"https://huggingface.co/{repo}", "`hf auth login`"):
             assert words in sentence
     assert not Path("x.png").exists()

@@ -17,7 +17,7 @@ from kleinlite.models.checkpoint import resolve_model
 
 TYPED = {
     "--size 510": "width multiple of 16 510 512",
-    "--modell 4b": "--modell 4b is not understood: did you mean --model?",
+    "--modell 4b": "--modell 4b is not understood",
     "--size 512x": "'512x' WIDTHxHEIGHT",
     "--size x512": "'x512' WIDTHxHEIGHT",
     "--size 64x64x64": "'64x64x64' WIDTHxHEIGHT",
@@ -28,10 +28,10 @@ TYPED = {
     "--size 0x64": "width multiple of 16 0 try",
     "--steps 0": "steps at least 1 0",
     "--steps -3": "steps at least 1 -3",
-    "--steps 1.5": "--steps '1.5' whole number",
-    "--seed seven": "--seed 'seven' whole number",
+    "--steps 1.5": "--steps invalid int value: '1.5'",
+    "--seed seven": "--seed invalid int value: 'seven'",
     "--guidance 4": "tiny distilled guidance base model",
-    "--guidance much": "--guidance 'much' number",
+    "--guidance much": "--guidance invalid float value: 'much'",
     "--guidance 0.5": "tiny distilled guidance base model",
     "--negative blue": "negative prompt guidance base model",
     "--model base-4b --guidance 0": "guidance 1 0",
@@ -98,10 +98,7 @@ def test_a_prompt_that_is_no_text(tiny, refused):
 
 
 def test_an_unknown_command(refused):
-    refused(f"'{PROMPT}' is no command: did you mean `kleinlite generate \"{PROMPT}\"`?", PROMPT, "--seed", 7)
-    refused(f"'draw' is no command: did you mean `kleinlite generate \"{PROMPT}\"`?", "draw", PROMPT)
-    refused("'a' is no command: did you mean `kleinlite generate \"a cat\"`?", "a", "cat")
-    refused("'modles' is no command: did you mean `kleinlite models`?", "modles")
+    refused(f"invalid choice: '{PROMPT}' (choose from generate", PROMPT, "--seed", 7)
     refused("x.png not understood", "info", "y.png", "x.png")
     refused("quotes", "generate", "a", "")
 
@@ -155,7 +152,7 @@ def test_a_model_that_cannot_fit(tiny, hub, refused, monkeypatch):
     refused("takes 9. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options)
     refused("takes 5. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options, "--quantize", 8)
     monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (6 * 10**9, 6 * 10**9))
-    refused("takes 6.5 GB of memory a smaller model", "generate", PROMPT, "--model", "4b-nvfp4", *options[2:])
+    refused("takes 6. GB of memory a smaller model", "generate", PROMPT, "--model", "4b-nvfp4", *options[2:])
     assert hub.requests == []  # 16 GB later would be late
 
 
@@ -215,7 +212,7 @@ def test_a_picture_that_says_nonsense(said, tiny, refused):
 
 def test_like_with_what_no_longer_works(tiny, refused):
     for change, words in {
-        ("references", 2): "x.png 2 other picture(s) --image",
+        ("references", 2): "x.png references that was given --image",
         ("width", 500): "width multiple of 16",
         ("steps", 0): "steps at least 1",
         ("guidance", 3.0): "distilled guidance",

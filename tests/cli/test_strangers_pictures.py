@@ -6,8 +6,6 @@ import pytest
 from command import MADE, PROMPT, remember
 from peak_memory import peak_memory
 
-from kleinlite import klein as klein_module
-
 # ---------------------------------------------------------------- what comes from strangers
 
 
@@ -60,11 +58,3 @@ def test_a_strangers_text_stays_out_of_the_terminal(refused):
     remember("x.png", json.dumps(MADE | {"model": evil, "guidance": 3.0}))
     refused("", "generate", "--like", "x.png")
     refused("", "generate", PROMPT, "--model", evil)
-
-
-def test_a_temporary_folder_that_is_not_there(tiny, refused, monkeypatch):
-    def compiler(*_):
-        raise RuntimeError("filesystem error: temp_directory_path: Not a directory [/nope]")  # as MLX says it
-
-    monkeypatch.setattr(klein_module, "euler", compiler)
-    refused("temporary files does not exist TMPDIR", "generate", PROMPT, "--model", tiny)

@@ -21,6 +21,7 @@ from kleinlite.errors import FileError
 from kleinlite.models.formats import load_weights
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS, UNQUANTIZED, QuantizedLinear, QuantizedMatrix, quantize_matrix
+from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 
 
@@ -179,8 +180,8 @@ def test_a_function_that_is_traced_gets_the_layer_as_it_was(library):
 
 
 def tiny_transformer() -> Transformer:
-    mx.random.seed(1)
     net = Transformer(TransformerConfig.tiny())
+    initialize(net, mx.random.key(1))
     weights = {name: w.astype(mx.bfloat16) for name, w in tree_flatten(net.parameters())}
     load_weights(net, weights, mx.float32, keep_narrow=True)
     mx.eval(net.parameters())
@@ -272,3 +273,39 @@ def test_switched_off_or_on_another_processor(setting, library):
     code = "from kleinlite import cpu; print(cpu.bfloat16_name())"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, name: value}, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("None\n", "")
+
+
+# ---------------------------------------------------------------- in a loaded model
+
+
+def make_large(monkeypatch) -> None:
+    """nano's parts count as large: their weights stay as they are in the files."""
+    monkeypatch.setattr("kleinlite.models.checkpoint.SMALL_PART_BYTES", 0)
+    monkeypatch.setattr("kleinlite.inference.loaded_model.SMALL_PART_BYTES", 0)
+
+
+def test_a_large_model_names_its_product(monkeypatch):
+    """Unless float32 was asked for, or its weights are packed."""
+    monkeypatch.setattr("kleinlite.inference.loaded_model.bfloat16_name", lambda: "oneDNN, x")
+    assert Klein.from_pretrained().info.product is None  # small
+    make_large(monkeypatch)
+    assert Klein.from_pretrained().info.product == "oneDNN, x"
+    for how in ({"dtype": "float32"}, {"dtype": mx.float32}, {"quantize": 8}):
+        assert Klein.from_pretrained(**how).info.product is None
+    assert Klein.from_pretrained().info == Klein.from_pretrained(dtype="float32").info
+
+
+@pytest.mark.parametrize("dtype, asked", [(None, True), ("float32", False), (mx.float32, False)])
+def test_float32_is_what_was_asked_for(monkeypatch, dtype, asked):
+    make_large(monkeypatch)
+    heard = []
+    monkeypatch.setattr("kleinlite.inference.loaded_model.speed_up", lambda part, bfloat16: heard.append(bfloat16))
+    Klein.from_pretrained(dtype=dtype).parts.load("transformer")
+    assert heard == [asked]
+
+
+def test_a_dtype_may_be_a_word():
+    assert Klein.from_pretrained(dtype="bfloat16").parts.checkpoint.dtype == mx.bfloat16
+    for word in ("bf16", "exp"):
+        with pytest.raises(ValueError, match=r"dtype must be mx\.float32, mx\.bfloat16 or mx\.float16, not"):
+            Klein.from_pretrained(dtype=word)

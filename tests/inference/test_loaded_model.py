@@ -207,3 +207,15 @@ def test_what_others_may_build_on():
     assert klein.parts.loaded == {}
     with pytest.raises(ValueError, match="no part 'vae': a model has tokenizer, text_encoder, transformer, autoenc"):
         klein.parts.load("vae")
+
+
+@pytest.mark.parametrize("metal", [True, False])
+def test_weights_are_wired_where_there_is_metal(monkeypatch, metal):
+    """Of a large model, on a Mac; nobody of us has one."""
+    wired = []
+    monkeypatch.setattr("kleinlite.inference.loaded_model.SMALL_PART_BYTES", 0)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 9e9})
+    monkeypatch.setattr(mx, "set_wired_limit", wired.append)
+    tiny().parts.load("transformer")
+    assert wired == [9 * 10**9] * metal

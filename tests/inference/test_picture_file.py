@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, PngImagePlugin
 
 from kleinlite import Klein, files, picture_info, save_picture
-from kleinlite.errors import UserError
+from kleinlite.errors import FileError, UserError
 from kleinlite.inference import picture_file
 from kleinlite.inference.picture_file import is_lora, open_picture, read_metadata, to_rgb
 from kleinlite.klein import as_reference
@@ -87,6 +88,99 @@ def test_other_modes_are_as_pillow_has_them(mode):
     image = Image.linear_gradient("L").convert("RGB")
     image = image.convert(mode) if mode != "LAB" else Image.new("LAB", (8, 8), (50, 10, 20))
     assert to_rgb(image).tobytes() == image.convert("RGB").tobytes()
+
+
+# ---------------------------------------------------------------- color profiles, and much text
+
+D50 = (0.9642, 1.0, 0.8249)
+P3 = [(0.51512, 0.24120, -0.00105), (0.29198, 0.69225, 0.04189), (0.15710, 0.06657, 0.78407)]
+ADOBE = [(0.60974, 0.31111, 0.01947), (0.20528, 0.62567, 0.06087), (0.14919, 0.06322, 0.74457)]
+
+
+def make_profile(primaries: list, gamma: float = 2.2, space: bytes = b"RGB ") -> bytes:
+    """An ICC profile: the primaries as XYZ under D50, and one exponent; of grey none, and one curve."""
+
+    def xyz(v):
+        return b"XYZ \0\0\0\0" + b"".join(struct.pack(">i", round(x * 65536)) for x in v)
+
+    curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(gamma * 256)) + b"\0\0"
+    tags = {b"desc": b"desc\0\0\0\0" + struct.pack(">I", 5) + b"wide\0" + b"\0" * 78, b"wtpt": xyz(D50)}
+    tags |= {letter + b"XYZ": xyz(v) for letter, v in zip((b"r", b"g", b"b"), primaries)}
+    tags |= dict.fromkeys([b"rTRC", b"gTRC", b"bTRC"] if primaries else [b"kTRC"], curve)
+    at, table, body = 132 + 12 * len(tags), struct.pack(">I", len(tags)), b""
+    for tag, data in tags.items():
+        data += b"\0" * (-len(data) % 4)
+        table += tag + struct.pack(">II", at + len(body), len(data))
+        body += data
+    kind = struct.pack(">I4sI4s4s4s12s4s", 128 + len(table) + len(body), b"none", 0x02400000, b"mntr", space, b"XYZ ",
+                       struct.pack(">6H", 2026, 1, 1, 0, 0, 0), b"acsp")  # fmt: skip
+    return (kind.ljust(68, b"\0") + xyz(D50)[8:]).ljust(128, b"\0") + table + body
+
+
+@pytest.mark.parametrize(
+    "primaries, gamma, right", [(P3, 2.2, (219, 37, 49)), (ADOBE, 2.19921875, (231, 57, 57))], ids=["P3", "Adobe RGB"]
+)
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_another_profile_becomes_srgb(tmp_path, primaries, gamma, right, mode):
+    image = Image.new("RGB", (96, 96), (200, 60, 60))
+    image = image.quantize() if mode == "P" else image.convert(mode)
+    image.save(tmp_path / "x.png", icc_profile=make_profile(primaries, gamma))
+    read = to_rgb(open_picture(tmp_path / "x.png"))
+    assert read.getpixel((8, 8)) == right and "icc_profile" not in read.info
+    assert to_rgb(read).getpixel((8, 8)) == right, "once"
+
+
+def test_what_is_transparent_stays_so_under_a_profile(tmp_path):
+    image = Image.new("RGBA", (96, 96), (200, 60, 60, 255))
+    image.paste((200, 60, 60, 0), (0, 0, 48, 96))
+    image.save(tmp_path / "x.png", icc_profile=make_profile(P3))
+    read = to_rgb(open_picture(tmp_path / "x.png"))
+    assert read.getpixel((8, 8)) == (255, 255, 255) and read.getpixel((80, 8)) == (219, 37, 49)
+
+
+def test_grey_and_its_profile(tmp_path):
+    Image.new("L", (96, 96), 100).save(tmp_path / "x.png", icc_profile=make_profile([], 1.8, b"GRAY"))
+    wanted = 255 * (1.055 * ((100 / 255) ** 1.8) ** (1 / 2.4) - 0.055)
+    assert to_rgb(open_picture(tmp_path / "x.png")).getpixel((8, 8)) == pytest.approx((wanted,) * 3, abs=1.01)
+    assert to_rgb(open_picture(tmp_path / "x.png"), convert_colors=False).getpixel((8, 8)) == (100, 100, 100)
+
+
+@pytest.mark.parametrize("profile", [b"x", make_profile(P3)[:300], make_profile([], 1.8, b"GRAY"), b""])
+def test_a_profile_that_is_damaged_or_not_for_this_picture_is_passed_over(tmp_path, profile):
+    Image.new("RGB", (96, 96), (200, 60, 60)).save(tmp_path / "x.png", icc_profile=profile)
+    assert to_rgb(open_picture(tmp_path / "x.png")).getpixel((8, 8)) == (200, 60, 60)
+
+
+@pytest.mark.parametrize("kind", ["zTXt", "iTXt", "tEXt"])
+def test_a_png_with_much_text(tmp_path, kind):
+    chunks = PngImagePlugin.PngInfo()
+    for i in range(70 if kind == "tEXt" else 1):
+        words = '{"id": 1}' * 150_000
+        if kind == "iTXt":
+            chunks.add_itxt("XML:com.adobe.xmp", words, zip=True)
+        else:
+            chunks.add_text(f"workflow{i}", words, zip=kind == "zTXt")
+    Image.new("RGB", (96, 96)).save(tmp_path / "x.png", pnginfo=chunks)
+    assert to_rgb(open_picture(tmp_path / "x.png")).size == (96, 96)
+
+
+def test_a_png_with_text_without_end(tmp_path):
+    chunks = PngImagePlugin.PngInfo()
+    chunks.add_text("workflow", "x" * (2**26 + 1), zip=True)
+    Image.new("RGB", (96, 96)).save(tmp_path / "x.png", pnginfo=chunks)
+    with pytest.raises(UserError, match="too much text: save the picture without its metadata"):
+        open_picture(tmp_path / "x.png")
+
+
+def test_a_picture_that_may_not_be_read(tmp_path, monkeypatch):
+    Image.new("RGB", (96, 96)).save(tmp_path / "x.png")
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Image, "open", refuse)
+    with pytest.raises(FileError, match="x.png: Permission denied.$"):
+        open_picture(tmp_path / "x.png")
 
 
 def test_photographs_are_turned_upright():

@@ -55,7 +55,7 @@ def test_wrong_arguments(klein, name, value):
     "wrong",
     [
         {"name": None}, {"name": ""}, {"name": "  "}, {"name": 5}, {"quantize": [4]}, {"quantize": 4.0},
-        {"quantize": "lots"}, {"quantize": 7}, {"quantize": True}, {"dtype": "float32"}, {"dtype": mx.int8},
+        {"quantize": "lots"}, {"quantize": 7}, {"quantize": True}, {"dtype": "float33"}, {"dtype": mx.int8},
         {"dtype": 5}, {"parts": 5}, {"parts": ["4b"]}, {"parts": {"vae": 5}}, {"parts": {"vae": None}},
         {"loras": 5}, {"loras": "cross"}, {"loras": [5]}, {"loras": [()]}, {"loras": [("cross", 1, 2)]},
         {"loras": [("cross", "1")]}, {"loras": [("cross", math.nan)]},

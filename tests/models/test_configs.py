@@ -134,11 +134,110 @@ def test_text_that_is_no_json(model, file, text):
     assert one_sentence(refusal.value)
 
 
-def test_a_config_without_end(model):
-    with (model / "vae/config.json").open("wb") as f:
-        f.truncate(10**10)  # no byte of it is on the disk
-    with pytest.raises(ValueError, match="far too many"):
+# ---------------------------------------------------------------- words beside the numbers
+
+CONFIGS |= {"scheduler": "scheduler/scheduler_config.json"}
+WORDS |= {"scheduler": json.loads((TINY / CONFIGS["scheduler"]).read_text())}
+ROPES = [{"factor": 4.0, "rope_type": kind} for kind in ("yarn", "linear", "llama3", "dynamic", "longrope")]
+ROPES += [{"factor": 4.0, "type": "yarn"}, {"rope_type": "default", "partial_rotary_factor": 0.5}]
+ROPES = [{"rope_theta": 1e6} | rope for rope in ROPES]
+
+
+@pytest.mark.parametrize(
+    "file, words",
+    [
+        *(("text_encoder", {name: rope}) for name in ("rope_scaling", "rope_parameters") for rope in ROPES),
+        ("text_encoder", {"partial_rotary_factor": 0.5}),
+        ("text_encoder", {"hidden_act": "gelu"}),
+        ("text_encoder", {"use_sliding_window": True}),
+        ("text_encoder", {"attention_bias": True}),
+        ("text_encoder", {"model_type": "qwen2"}),
+        ("text_encoder", {"layer_types": ["full_attention"] * 30 + ["sliding_attention"]}),
+        ("transformer", {"eps": 1e-5}),
+        ("transformer", {"guidance_embeds": True}),
+        ("transformer", {"patch_size": 2}),
+        ("transformer", {"attention_head_dim": 64}),
+        ("autoencoder", {"act_fn": "gelu"}),
+        ("autoencoder", {"patch_size": [1, 1]}),
+        ("autoencoder", {"mid_block_add_attention": False}),
+        ("autoencoder", {"use_quant_conv": False}),
+        ("autoencoder", {"up_block_types": ["AttnUpDecoderBlock2D"] * 4}),
+        ("scheduler", {"num_train_timesteps": 500}),
+        ("scheduler", {"shift_terminal": 0.1}),
+        ("scheduler", {"time_shift_type": "linear"}),
+        *(("scheduler", {f"use_{kind}_sigmas": True}) for kind in ("beta", "karras", "exponential", "flow")),
+        ("scheduler", {"invert_sigmas": True}),
+        ("scheduler", {"stochastic_sampling": True}),
+        ("scheduler", {"shift": 0}),
+    ],
+)
+def test_a_word_by_which_the_reference_computes_something_else(model, file, words):
+    (model / CONFIGS[file]).write_text(json.dumps(WORDS[file] | words))
+    with pytest.raises(ValueError) as refusal:
         open_checkpoint(model, dtype=mx.float32)
+    [(word, value)] = words.items()
+    inside = value if isinstance(value, dict) else {word: value}
+    assert any(name in str(refusal.value) for name in inside) and one_sentence(refusal.value), refusal.value
+
+
+@pytest.mark.parametrize("place", ["scheduler", "index"])
+def test_another_scheduler(model, place):
+    named = {"_class_name": "DDIMScheduler"} if place == "scheduler" else {"scheduler": ["diffusers", "DDIMScheduler"]}
+    (model / CONFIGS[place]).write_text(json.dumps(WORDS[place] | named))
+    with pytest.raises(ValueError, match="class is 'DDIMScheduler', and kleinlite computes 'FlowMatchEuler"):
+        open_checkpoint(model, dtype=mx.float32)
+
+
+@pytest.mark.parametrize(
+    "file, words",
+    [
+        ("text_encoder", {"hidden_act": "swish", "rope_scaling": None, "max_position_embeddings": 7}),
+        ("text_encoder", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1]}}),
+        ("transformer", {"eps": 9.999999974752427e-07, "out_channels": 128}),
+        ("autoencoder", {"act_fn": "swish", "force_upcast": False}),
+        ("scheduler", {"shift": 5.0, "max_shift": 9, "shift_terminal": 0, "_name": 1}),  # mu is the pipeline's own
+    ],
+)
+def test_a_word_that_means_the_same(model, caplog, file, words):
+    before = open_checkpoint(model, dtype=mx.float32)
+    (model / CONFIGS[file]).write_text(json.dumps(WORDS[file] | words))
+    after = open_checkpoint(model, dtype=mx.float32)
+    assert after.configs == before.configs and after.info.family.schedule(4, 64) == before.info.family.schedule(4, 64)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny/base", "z_image", "flux3", "flux3/base"])
+def test_files_of_the_reference_have_no_unknown_words(name, caplog):
+    open_checkpoint(TINY.parent / name, dtype=mx.float32)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("file", ["text_encoder", "transformer", "autoencoder", "scheduler"])
+def test_a_word_that_nobody_knows_is_logged_once(model, caplog, file):
+    (model / CONFIGS[file]).write_text(json.dumps(WORDS[file] | {"new_in_2027": 3}))
+    for _ in range(2):
+        open_checkpoint(model, dtype=mx.float32)
+    [message] = caplog.messages
+    assert "new_in_2027" in message and CONFIGS[file] in message
+
+
+def test_the_base_of_the_rotation_inside_goes_before_the_one_outside(model):
+    """As in transformers."""
+    for name in ("rope_scaling", "rope_parameters"):
+        (model / CONFIGS["text_encoder"]).write_text(
+            json.dumps(WORDS["text_encoder"] | {"rope_theta": 5.0, name: {"rope_theta": 7.0}})
+        )
+        assert read_config("text_encoder", model / "text_encoder").theta == 7
+
+
+@pytest.mark.parametrize("words, shift", [({"shift": 3.0}, 3.0), ({}, 1.0)])
+def test_a_schedule_that_is_the_same_for_all_sizes(model, words, shift):
+    """What a file leaves out is diffusers' own: a shift of 1, and none that depends on the size."""
+    named = {"_class_name": "FlowMatchEulerDiscreteScheduler"} | words
+    (model / CONFIGS["scheduler"]).write_text(json.dumps(named))
+    schedule = open_checkpoint(model, dtype=mx.float32).info.family.schedule
+    right = [shift * t / (1 + (shift - 1) * t) for t in (1, 0.75, 0.5, 0.25, 0)]
+    assert schedule(4, 24) == pytest.approx(right) and schedule(4, 4096) == schedule(4, 24)
 
 
 # ---------------------------------------------------------------- token ids beyond the embedding table

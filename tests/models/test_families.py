@@ -48,17 +48,18 @@ def test_a_family_is_whole(family):
 def test_a_family_is_known_by_its_files(family):
     for name in family.classes:
         assert family_of_config({"_class_name": f"{name}2DModel"}) is family
-    assert family_of_tensors([family.signature, "x"]) is family
+    anchor = family.transformer.anchor
+    assert family_of_tensors([anchor, "x"]) is family_of_tensors([f"net.{anchor}"]) is family
     cfg = next(iter(family.released.values())).transformer
     network = family.transformer.network(cfg)
-    assert family.signature in dict(tree_flatten(network.parameters()))
+    assert anchor in dict(tree_flatten(network.parameters()))
 
 
 def test_heads_of_an_odd_size_cannot_be_turned():
     text_encoder = FAMILIES[0].parts["text_encoder"]
     cfg = text_encoder.config.tiny()
     assert text_encoder.contradictions(cfg) == []
-    assert text_encoder.contradictions(replace(cfg, hd=cfg.hd - 1)) == ["head_dim is odd"]
+    assert text_encoder.contradictions(replace(cfg, head_dim=cfg.head_dim - 1)) == ["head_dim is odd"]
 
 
 MADE_UP = """
@@ -84,10 +85,9 @@ def even(steps, n):
 # the record
 form = replace(
     KLEIN.transformer, config=MadeUpConfig, network=MadeUp, names=[*KLEIN.transformer.names, (r"^", "made_up.")],
-    parse=lambda *files: MadeUpConfig(**vars(KLEIN.transformer.parse(*files))),
 )
 families.FAMILIES += (replace(
-    KLEIN, title="made up", pipelines=("MadeUp",), classes=("MadeUp",), signature="made_up.img_in.weight",
+    KLEIN, title="made up", pipelines=("MadeUp",), classes=("MadeUp",),
     transformer=form, released={}, sizes={}, schedule=even,
     read_variant=lambda *files: KLEIN.read_variant(*files)._replace(schedule=even),
 ),)

@@ -12,7 +12,7 @@ import pytest
 from damage import damage_header, one_sentence, weights_are_read_as_written_or_refused
 from stand_in_hub import TINY
 
-from kleinlite.errors import UserError
+from kleinlite.errors import UserError, explain_error
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.export import quantize_model
 from kleinlite.models.files import load_arrays, open_weights
@@ -74,29 +74,11 @@ def test_an_index_of_another_shape(model, told, weight_map):
     told("index.json names no files beside it")
 
 
-def test_no_links_out_of_the_folder(model, told, tmp_path):
-    outside = (model / VAE).rename(tmp_path / "outside.safetensors")
+def test_links_are_followed(model, tmp_path):
+    """The hub's cache is made of them, and its store may lie on another disk."""
+    outside = (model / VAE).rename(tmp_path / "0123456789abcdef")
     (model / VAE).symlink_to(outside)
-    told(VAE, "a link to a file outside of the folder")
-    outside.rename(model / "vae" / "inside.bin")
-    (model / VAE).unlink()
-    (model / VAE).symlink_to("inside.bin")
     assert open_checkpoint(model, dtype=mx.float32)
-
-
-def test_the_hub_caches_own_links_are_followed(model, tmp_path):
-    """A name in a snapshot is a link into the store of its repository, or of the cache."""
-    snapshot = tmp_path / "hub/models--a--b/snapshots/0123"
-    snapshot.parent.mkdir(parents=True)
-    model.rename(snapshot)
-    for place in ("../../../blobs", "../../../../blobs"):
-        (snapshot / "vae" / place).mkdir()
-        (snapshot / VAE).rename(snapshot / "vae" / place / "abc")
-        (snapshot / VAE).symlink_to(f"{place}/abc")
-        assert open_checkpoint(snapshot, dtype=mx.float32)
-        blob = (snapshot / VAE).resolve()
-        (snapshot / VAE).unlink()
-        blob.rename(snapshot / VAE)
 
 
 def test_a_link_that_leads_nowhere(model, told):
@@ -123,6 +105,81 @@ def test_a_copy_takes_only_what_lies_there(model, tmp_path):
     quantize_model(model, tmp_path / "copy", 8, progress=False)
     names = {path.name for path in (tmp_path / "copy" / "tokenizer").iterdir()}
     assert names == {path.name for path in (TINY / "tokenizer").iterdir()}
+
+
+# ---------------------------------------------------------------- every tensor has one place
+
+OTHERS = [".fp16", ".old", " copy", "_ema", "-v2", "", "z", "a"]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("file", [VAE, "text_encoder/model.safetensors"])
+def test_of_two_files_the_one_that_the_libraries_read(model, caplog, file, other):
+    path = model / file
+    arrays = load_arrays(path)
+    mx.eval(arrays)
+    name = f"{path.stem}{other}" if other and not other.isalpha() else f"{other}x"
+    mx.save_safetensors(str(path.with_name(f"{name}.safetensors")), {k: w + 100 for k, w in arrays.items()})
+    assert open_weights(path.parent).files == (path,)
+    assert f"{name}.safetensors not read beside {path.name}" in caplog.messages[-1]
+
+
+def test_a_tensor_in_two_files(model, told):
+    path = model / VAE
+    arrays = load_arrays(path)
+    mx.eval(arrays)
+    path.unlink()
+    first, second = "one-00001-of-00002.safetensors", "one-00002-of-00002.safetensors"
+    names = sorted(arrays)
+    for name, own in ((first, names[:9]), (second, names[9:])):
+        mx.save_safetensors(str(path.with_name(name)), {k: arrays[k] for k in own})
+    assert open_checkpoint(model, dtype=mx.float32)
+    mx.save_safetensors(str(path.with_name(second)), {k: arrays[k] for k in names[8:]})
+    told(names[8], first, second)
+    weights = {name: first if name in names[:9] else second for name in names}
+    path.with_name(f"{path.name}.index.json").write_text(json.dumps({"weight_map": weights}))
+    told(names[8], first, second)
+
+
+def test_two_indexes(model, told):
+    for name in ("a", "b"):
+        (model / "vae" / f"{name}.safetensors.index.json").write_text('{"weight_map": {"x": "x.safetensors"}}')
+    told("a.safetensors.index.json and b.safetensors.index.json both say")
+
+
+def test_what_a_mac_writes_beside_files(model, caplog):
+    """On a disk that is not its own: ._x beside x, 4 kB that begin with 00 05 16 07."""
+    for path in [path for path in model.rglob("*") if path.is_file()]:
+        path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7" + bytes(4092))
+    (model / "vae" / "._diffusion_pytorch_model.safetensors.index.json").write_bytes(b"\0\5\x16\7")
+    assert open_checkpoint(model, dtype=mx.float32) and caplog.messages == []
+    quantize_model(model, model.parent / "copy", 8, progress=False)
+    assert not list((model.parent / "copy").rglob("._*"))
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 123\n".format("0" * 64)
+
+
+@pytest.mark.parametrize("file", [VAE, "tokenizer/tokenizer.json", "vae/config.json"])
+def test_a_note_of_git_lfs(model, told, file):
+    (model / file).write_text(POINTER)
+    told(file, "git-lfs's note", "git lfs pull")
+
+
+@pytest.mark.parametrize("file", [VAE, "tokenizer/tokenizer.json", "vae/config.json"])
+def test_a_file_that_may_not_be_read(model, monkeypatch, file):
+    """The sentence is the system's, which names the file; nobody is told to download it again."""
+    opened = Path.open
+
+    def refuse(path, *args, **how):
+        if path == model / file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **how)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError) as error:
+        open_checkpoint(model, dtype=mx.float32)
+    assert explain_error(error.value) == f"{model / file}: Permission denied."
 
 
 def test_words_of_a_file_are_escaped(tmp_path):

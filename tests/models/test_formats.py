@@ -10,10 +10,13 @@ import mlx.core as mx
 import pytest
 from golden_tools import GOLDENS
 from mlx.utils import tree_flatten
+from packings import error
+from stand_in_hub import TINY
 
 from kleinlite import Klein
 from kleinlite.errors import UserError
 from kleinlite.models.checkpoint import open_checkpoint, resolve_model
+from kleinlite.models.families import KLEIN
 from kleinlite.models.files import load_arrays
 from kleinlite.models.formats import assemble
 from kleinlite.pipeline import to_pixels
@@ -395,3 +398,161 @@ def test_kv_by_its_index(tmp_path):
     index = tmp_path / "m" / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "Flux2KleinKVPipeline"}))
     assert open_checkpoint(tmp_path / "m", dtype=mx.float32).info.kv
+
+
+# ---------------------------------------------------------------- single files of other programs
+
+
+WHOLE = {"text_encoder": "text_encoders.qwen3_4b.transformer.", "vae": "vae."}
+PREFIXES = ["diffusion_model.", "transformer.", "module.", "_orig_mod.", "net.", "model.", "model.diffusion_model."]
+
+
+def tiny_transformer(names: str = "ours") -> dict[str, mx.array]:
+    if names == "ours":
+        return dict(open_checkpoint(TINY, dtype=mx.float32).weights("transformer"))
+    return load_arrays(TINY / "transformer")
+
+
+def draws_alike(path: Path, arrays: dict[str, mx.array]) -> None:
+    """The file with these tensors, with tiny's other parts, is tiny."""
+    mx.eval(arrays)
+    save = mx.save_gguf if path.suffix == ".gguf" else mx.save_safetensors
+    save(str(path), arrays)
+    found, tiny = (open_checkpoint(p, dtype=mx.float32, parts=parts) for p, parts in ((path, TINY), (TINY, None)))
+    assert found.configs.transformer == tiny.configs.transformer
+    for part in ("transformer", "autoencoder", "text_encoder"):
+        weights = tiny.weights(part)
+        assert found.weights(part).keys() == weights.keys()
+        assert all(mx.array_equal(found.weights(part)[name], w) for name, w in weights.items())
+
+
+@pytest.mark.parametrize("prefix", [*PREFIXES, "", "what.ever.it.is."])
+@pytest.mark.parametrize("names", ["ours", "diffusers"])
+def test_names_behind_whatever(tmp_path, prefix, names):
+    draws_alike(tmp_path / "x.safetensors", {prefix + n: w for n, w in tiny_transformer(names).items()})
+
+
+def test_a_compiled_module_within(tmp_path):
+    arrays = {n.replace("blocks.0.", "blocks.0._orig_mod."): w for n, w in tiny_transformer().items()}
+    draws_alike(tmp_path / "x.safetensors", arrays)
+
+
+def test_names_of_diffusers_in_gguf(tmp_path):
+    draws_alike(tmp_path / "x.gguf", {n: w.astype(mx.float32) for n, w in tiny_transformer("diffusers").items()})
+
+
+def whole_model() -> dict[str, mx.array]:
+    """As ComfyUI's SaveCheckpoint writes it."""
+    arrays = {f"model.diffusion_model.{n}": w for n, w in tiny_transformer().items()}
+    return arrays | {prefix + n: w for part, prefix in WHOLE.items() for n, w in load_arrays(TINY / part).items()}
+
+
+def test_a_whole_model_in_one_file(tmp_path, caplog):
+    """Its text encoder has no config there; its autoencoder is read."""
+    path = tmp_path / "x.safetensors"
+    arrays = whole_model()
+    draws_alike(path, arrays)
+    assert "holds a text encoder, too, which is not read" in caplog.text
+    changed = {n: w + 1 if n == "vae.decoder.conv_in.bias" else w for n, w in arrays.items()}
+    with pytest.raises(AssertionError):
+        draws_alike(path, changed)
+    with pytest.raises(ValueError, match='the tokenizer and the text encoder\'s config are: parts="4b"'):
+        open_checkpoint(path, dtype=mx.float32)
+
+
+def test_what_belongs_to_no_part_is_refused(tmp_path):
+    for name in ("model.diffusion_model.more.weight", "stranger.weight"):
+        with pytest.raises(ValueError, match=f"1 not expected: {name.removeprefix('model.diffusion_model.')}"):
+            draws_alike(tmp_path / "x.safetensors", whole_model() | {name: mx.ones((2, 2))})
+
+
+@pytest.mark.parametrize(
+    "name, base", [("klein-base", True), ("kleinbase_9b", True), ("klein_Base4b", None), ("klein-9b-Baseball", False),
+                   ("klein-database", False), ("klein.base.v2", True)],
+)  # fmt: skip
+def test_base_is_a_word_of_a_name(name, base):
+    if base is not None:
+        assert KLEIN.read_file_name(f"{name}.safetensors") == (not base, False)
+    assert KLEIN.read_file_name("flux2_klein_9b_kv.safetensors") == (True, True)
+
+
+# ---------------------------------------------------------------- packings of other programs
+
+
+@pytest.mark.parametrize(
+    "ending, dtype, title",
+    [
+        ("SCB", None, "bitsandbytes' 8 bits"), ("absmax", None, "bitsandbytes' 4 bits"), ("zero_point", None, "SDNQ"),
+        ("svd_up", None, "SDNQ"), ("scale", mx.uint8, "SDNQ"), ("qweight", None, "GPTQ or AWQ"),
+        ("wscales", None, "nunchaku"), ("weight._data", None, "quanto"), ("weight_qdata", None, "torchao"),
+        ("weight_packed", None, "compressed-tensors"), ("weight_scale_inv", None, "FP8 in blocks"),
+        ("weight_scale", mx.int8, "int8"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["file", "folder"])
+def test_another_programs_packing_is_named(tmp_path, place, ending, dtype, title):
+    arrays = tiny_transformer("ours" if place == "file" else "diffusers")
+    name = next(n for n, w in arrays.items() if w.ndim == 2 and n.endswith(".weight"))
+    arrays[f"{name.removesuffix('weight')}{ending}"] = mx.ones((4,))
+    if dtype:
+        arrays[name] = mx.zeros((arrays[name].size, 1), dtype)
+    mx.eval(arrays)
+    folder = Path(shutil.copytree(TINY, tmp_path / "m", ignore=shutil.ignore_patterns("base")))
+    path = tmp_path / "x.safetensors" if place == "file" else folder / "transformer/diffusion_pytorch_model.safetensors"
+    mx.save_safetensors(str(path), arrays)
+    with pytest.raises(ValueError, match=f"is packed as {title}, which kleinlite does not read: take"):
+        open_checkpoint(path if place == "file" else folder, dtype=mx.float32, parts=TINY if place == "file" else None)
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        ({"format": "mxfp8"}, "packed as mxfp8"),
+        ({"format": "int8_tensorwise"}, "packed as int8_tensorwise"),
+        ({"format": "float8_e4m3fn", "convrot": True}, "packed as a rotated matrix"),
+        ({"format": "float8_e4m3fn"}, "its scales do not fit"),
+    ],
+)
+@pytest.mark.parametrize("place", ["tensor", "header"])
+def test_what_comfy_says_of_a_layer(said, told, place):
+    arrays = {"x.weight": mx.zeros((32, 32), mx.uint8), "y.bias": mx.ones((3,))}
+    words = {"x.comfy_quant": mx.array(list(json.dumps(said).encode()), mx.uint8)} if place == "tensor" else {}
+    header = {} if words else {"_quantization_metadata": json.dumps({"layers": {"x": said}})}
+    with pytest.raises(ValueError, match=told):
+        assemble(arrays | words, header)
+    good = {"format": "float8_e4m3fn", "full_precision_matrix_mult": True}
+    words = {name: mx.array(list(json.dumps(good).encode()), mx.uint8) for name in words}
+    assert isinstance(assemble(arrays | words | {"x.weight_scale": mx.array(2.0)})["x.weight"], QuantizedMatrix)
+
+
+@pytest.mark.parametrize(
+    "recipe", [{"embed_tokens": 8}, {"v_proj": 6, "down_proj": 6}, {"layers.0.": 8}, {"o_proj": None}]
+)
+def test_layers_of_other_bits(tmp_path, recipe):
+    """As mlx_lm writes them: beside group_size and bits an entry for each layer that differs, or false."""
+    part = Path(shutil.copytree(NANO / "text_encoder", tmp_path / "te"))
+    words: dict = {"group_size": 32, "bits": 4}
+    new = {}
+    for name, w in load_arrays(part).items():
+        layer = name.removesuffix(".weight")
+        bits = next((b for key, b in recipe.items() if key in layer), 4)
+        if w.ndim != 2 or w.shape[1] % 32 or bits is None:
+            new[name] = w
+        else:
+            new[name], new[f"{layer}.scales"], new[f"{layer}.biases"] = mx.quantize(w, group_size=32, bits=bits)
+        if bits != 4:
+            words[layer] = {"group_size": 32, "bits": bits} if bits else False
+    mx.eval(new)
+    mx.save_safetensors(str(part / "model.safetensors"), new, {"format": "mlx"})
+    config = json.loads((part / "config.json").read_text())
+    (part / "config.json").write_text(json.dumps(config | {"quantization": words}))
+    weights = open_checkpoint(NANO, dtype=mx.float32, parts={"text_encoder": part}).weights("text_encoder")
+    exact = open_checkpoint(NANO, dtype=mx.float32).weights("text_encoder")
+    bits = {w.spec.bits for w in weights.values() if isinstance(w, QuantizedMatrix)}
+    assert bits == {4, *recipe.values()} - {None}
+    for name, w in weights.items():
+        decoded = w.decode() if isinstance(w, QuantizedMatrix) else w
+        assert error(decoded, exact[name]) < 0.2, name
+    (part / "config.json").write_text(json.dumps(config | {"quantization": words | {"model.norm": {"bits": 7}}}))
+    with pytest.raises(ValueError, match="says that model.norm is quantized by {'bits': 7"):
+        open_checkpoint(NANO, dtype=mx.float32, parts={"text_encoder": part})

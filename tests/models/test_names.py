@@ -15,6 +15,7 @@ from kleinlite.autoencoder import Autoencoder
 from kleinlite.checkpoints import rename
 from kleinlite.models import configs
 from kleinlite.models.checkpoint import Checkpoint, match_weights, open_checkpoint
+from kleinlite.models.configs import own_names
 from kleinlite.models.families import KLEIN
 from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from kleinlite.quantization import QuantizedMatrix
@@ -108,7 +109,8 @@ def place(module, shapes: dict[str, tuple[int, ...]], rules, tensors: int, value
     with peak_memory() as peak:
         # bool for the counter, so that it would be noticed among the weights
         arrays = {prefix + name: mx.zeros(shape, mx.bfloat16 if shape else mx.bool_) for name, shape in shapes.items()}
-        weights = match_weights(module, arrays, rules)
+        names = own_names("transformer", arrays) if prefix else {name: name for name in arrays}
+        weights = match_weights(module, {own: arrays[name] for name, own in names.items()}, rules)
         ours = dict(tree_flatten(module.parameters()))
         assert {name: w.shape for name, w in weights.items()} == {name: w.shape for name, w in ours.items()}
         assert {w.dtype for w in weights.values()} == {mx.bfloat16}

@@ -68,9 +68,8 @@ def test_the_command_refuses(folder, tmp_path, monkeypatch, capsys, options, sen
 @pytest.mark.parametrize(
     "rank, sentence",
     [
-        ("qkv=2,qkv=3", "not one rank for each kind, such as qkv=16,linear1=8"),
-        ("qkv=2,3", "not one rank for each kind"),
-        ("qkv=two", "'two' is not a whole number"),
+        ("qkv=2,3", "'qkv=2,3' is no rank, nor one for each kind, such as qkv=16,linear1=8"),
+        ("qkv=two", "'qkv=two' is no rank"),
     ],
 )
 def test_ranks_that_cannot_be_read(folder, tmp_path, capsys, rank, sentence):

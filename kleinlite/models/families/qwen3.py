@@ -22,23 +22,33 @@ TEXT_ENCODER_FIELDS = {
     "layers": Field("num_hidden_layers", *COUNT),
     "heads": Field("num_attention_heads", *COUNT),
     "kv_heads": Field("num_key_value_heads", *COUNT),
-    "hd": Field("head_dim", *AXIS),
+    "head_dim": Field("head_dim", *AXIS),
     "theta": Field("rope_theta", *BASE),
     "eps": Field("rms_norm_eps", *EPS),
     "tied": Field("tie_word_embeddings", bool),
     "out_layers": Field(OUT_LAYERS, *COUNT, (1, 16)),
     "max_length": Field("max_sequence_length", int, 1, 2**16),
 }
+# One rotation for all layers, as it is; the sections of Qwen3-VL turn alike where there is text alone.
+ROPE = {"rope_type": ("default", None), "type": ("default", "mrope", None), "partial_rotary_factor": (1.0, None)}
+ROPES = ("rope_parameters", "rope_scaling")
+COMPUTED = {
+    "model_type": ("qwen3", "qwen3_vl", "qwen3_vl_text"), "hidden_act": ("silu", "swish"), "mlp_bias": False,
+    "layer_types": ("full_attention", None), "partial_rotary_factor": (1.0, None), **dict.fromkeys(ROPES, ROPE),
+}  # fmt: skip
 
 
 def parse(path: Path, values: Values, index: Values) -> TextEncoderConfig:
     """What config.json and model_index.json say of the text encoder. Raises UserError."""
     if "text_config" in values:
         raise UserError(f"{path} is Qwen3-VL, which belongs to FLUX.3 [klein]: take all parts from one model.")
-    rope = values.get("rope_parameters")  # in here since transformers 5; the released files have rope_theta at the top
-    moved = {"rope_theta": rope["rope_theta"]} if isinstance(rope, dict) and "rope_theta" in rope else {}
+    # In a dictionary since transformers 5, under either name; the released files have rope_theta at the top.
+    moved = {}
+    for rope in map(values.get, ROPES):
+        if isinstance(rope, dict) and "rope_theta" in rope:
+            moved["rope_theta"] = rope["rope_theta"]
     given = {name: index.get(name, implied) for name, implied in IMPLIED.items()}
-    return TextEncoderConfig(**read_fields(path, moved | values | given, TEXT_ENCODER_FIELDS))
+    return TextEncoderConfig(**read_fields(path, values | moved | given, TEXT_ENCODER_FIELDS))
 
 
 def parse_last_but_one(path: Path, values: Values, index: Values) -> TextEncoderConfig:
@@ -59,7 +69,7 @@ def find_contradictions(cfg: TextEncoderConfig) -> list[str]:
     wrong = []
     if cfg.heads % cfg.kv_heads:
         wrong.append(f"{cfg.heads} heads do not share {cfg.kv_heads}")
-    if cfg.hd % 2:
+    if cfg.head_dim % 2:
         wrong.append("head_dim is odd")
     return wrong
 
@@ -82,7 +92,9 @@ QWEN3 = PartFormat(
     network=TextEncoder,
     fields=TEXT_ENCODER_FIELDS,
     names=TEXT_ENCODER_NAMES,
-    parse=parse,
+    anchor="embed_tokens.weight",
+    computed=COMPUTED,
+    own_parse=parse,
     format=format,
     contradictions=find_contradictions,
     is_used=is_used,

@@ -18,18 +18,16 @@ from ...z_image import (
     ZImageConfig,
     ZImageTransformer,
     encode_caption,
-    static_schedule,
     z_image_velocity_field,
 )
-from ..fields import AXIS, BASE, COUNT, EPS, WIDTH, Field, count_numbered, format_fields, read_fields, read_layout
-from ..files import ModelFolder, read_json
+from ..fields import AXIS, BASE, COUNT, EPS, WIDTH, Field, check_words, format_fields, read_fields, read_layout
+from ..files import ModelFolder
 from ..names import AUTOENCODER_NAMES
-from .family import Configs, Family, Features, LoraNames, PartFormat, Shapes, Values, Variant
-from .klein import AUTOENCODER_FIELDS, find_uneven_groups
+from .family import Configs, Family, Features, LoraNames, PartFormat, Shapes, Values, Variant, shifted_schedule
+from .klein import AUTOENCODER_FIELDS, AUTOENCODER_WORDS, find_odd_axes, find_uneven_groups, read_scheduler
 from .qwen3 import QWEN3, parse_last_but_one
 
 TURBO_SHIFT = 3.0  # of Turbo's schedule; another number is another model's
-SHIFT = Field("shift", float, 0.01, 100)  # in the scheduler's config
 
 # ---------------------------------------------------------------- the transformer
 
@@ -55,8 +53,8 @@ def infer_transformer(shapes: Shapes) -> ZImageConfig:
     d, d_latent = shapes["x_embedder.weight"]
     hd = shapes["layers.0.attention.q_norm.weight"][0]
     return ZImageConfig(
-        layers=count_numbered(shapes, r"layers\.(\d+)\."),
-        refiners=count_numbered(shapes, r"noise_refiner\.(\d+)\."),
+        layers=shapes.count("layers.{}.feed_forward.w1.weight"),
+        refiners=shapes.count("noise_refiner.{}.feed_forward.w1.weight"),
         heads=d // hd,
         axes=(hd // 4, 3 * hd // 8, 3 * hd // 8),
         d_latent=d_latent,
@@ -67,13 +65,6 @@ def infer_transformer(shapes: Shapes) -> ZImageConfig:
 def format_transformer(cfg: ZImageConfig) -> Values:
     numbers = {"dim": cfg.d, "in_channels": cfg.d_latent // 4, "n_kv_heads": cfg.heads}
     return read_layout("transformer/z_image.json") | format_fields(cfg, TRANSFORMER_FIELDS) | numbers
-
-
-def find_odd_axes(cfg: ZImageConfig) -> list[str]:
-    wrong = [f"{a} channels of a position axis are odd" for a in cfg.axes if a % 2]
-    if cfg.d > 2**17:
-        wrong.append("the width is beyond reason")
-    return wrong
 
 
 def is_used(cfg: ZImageConfig, name: str) -> bool:
@@ -90,26 +81,20 @@ FLUX1_AUTOENCODER_FIELDS = {
 }
 
 
-def parse_autoencoder(path: Path, values: Values, index: Values) -> Flux1AutoencoderConfig:
-    return Flux1AutoencoderConfig(**read_fields(path, values, FLUX1_AUTOENCODER_FIELDS))
-
-
 def infer_autoencoder(shapes: Shapes) -> Flux1AutoencoderConfig:
     """What no shape shows (scale, shift) is the released model's."""
-    down = "encoder.down.{}.block.0.conv1.weight"
-    if down.format(0) not in shapes:
-        down = "encoder.down_blocks.{}.resnets.0.conv1.weight"
-    channels = tuple(shapes[down.format(i)][0] for i in range(4))
+    channels = tuple(shapes[f"encoder.down.{i}.block.0.conv1.weight"][0] for i in range(4))
     return Flux1AutoencoderConfig(
         channels,
-        layers=count_numbered(shapes, r"encoder\.down(?:_blocks)?\.0\.(?:block|resnets)\.(\d+)\."),
+        layers=shapes.count("encoder.down.0.block.{}.conv1.weight"),
         latent_channels=shapes["encoder.conv_out.weight"][0] // 2,
         groups=math.gcd(AutoencoderConfig.groups, *channels),
     )
 
 
 def format_autoencoder(cfg: Flux1AutoencoderConfig) -> Values:
-    return read_layout("vae/config.json") | format_fields(cfg, FLUX1_AUTOENCODER_FIELDS)
+    words = {"_class_name": "AutoencoderKL", "use_quant_conv": False, "use_post_quant_conv": False}
+    return read_layout("vae/config.json") | format_fields(cfg, FLUX1_AUTOENCODER_FIELDS) | words
 
 
 # ---------------------------------------------------------------- the family
@@ -119,15 +104,10 @@ def encode(encoder: TextEncoder, tokenizer: Tokenizer, prompts: list[str], max_l
     return [encode_caption(encoder, tokenizer, prompt, max_length) for prompt in prompts]
 
 
-def shifted_schedule(steps: int, tokens: int, shift: float = TURBO_SHIFT) -> list[float]:
-    """The same for a picture of any size."""
-    return static_schedule(steps, shift)
-
-
 def read_variant(folder: ModelFolder, cfg: ZImageConfig) -> Variant:
-    path = folder.part("scheduler") / "scheduler_config.json"
-    shift = read_json(path).get("shift", TURBO_SHIFT)
-    SHIFT.check(path, shift)
+    says = read_scheduler(folder)
+    check_words(folder.part("scheduler"), says, {"use_dynamic_shifting": False}, says.keys() - {"use_dynamic_shifting"})
+    shift = says["shift"]
     return Variant(distilled=shift == TURBO_SHIFT, kv=False, schedule=partial(shifted_schedule, shift=shift))
 
 
@@ -169,25 +149,27 @@ Z_IMAGE = Family(
     example="z-image-turbo",
     pipelines=("ZImage",),
     classes=("ZImageTransformer",),
-    signature="layers.0.adaLN_modulation.0.weight",
     transformer=PartFormat(
         config=ZImageConfig,
         network=ZImageTransformer,
         fields=TRANSFORMER_FIELDS,
         names=Z_IMAGE_NAMES,
-        parse=parse_transformer,
+        anchor="layers.0.adaLN_modulation.0.weight",
+        computed={"siglip_feat_dim": None},
+        own_parse=parse_transformer,
         format=format_transformer,
         infer=infer_transformer,
         contradictions=find_odd_axes,
         is_used=is_used,
     ),
-    text_encoder=replace(QWEN3, parse=parse_last_but_one),
+    text_encoder=replace(QWEN3, own_parse=parse_last_but_one),
     autoencoder=PartFormat(
         config=Flux1AutoencoderConfig,
         network=Flux1Autoencoder,
         fields=FLUX1_AUTOENCODER_FIELDS,
         names=AUTOENCODER_NAMES,
-        parse=parse_autoencoder,
+        anchor="decoder.conv_in.weight",
+        computed=AUTOENCODER_WORDS,
         format=format_autoencoder,
         infer=infer_autoencoder,
         contradictions=find_uneven_groups,
@@ -201,7 +183,7 @@ Z_IMAGE = Family(
     guidance_fixed=False,
     edits=False,
     encode=encode,
-    schedule=shifted_schedule,
+    schedule=partial(shifted_schedule, shift=TURBO_SHIFT),
     read_variant=read_variant,
     velocity_field=velocity_field,
     trains=False,

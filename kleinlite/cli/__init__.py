@@ -1,0 +1,181 @@
+"""The command line: `kleinlite generate` and its neighbors. A module beside this one does the work of each command.
+
+What is slow to import is imported by the command that needs it, so that `--help` answers at once. A mistake in what was
+typed, or in a file, ends with one sentence on stderr and status 2, and leaves no file behind. Ctrl-C ends with status
+130. A mistake in this program keeps its traceback.
+"""
+
+import argparse
+import logging
+import re
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import USER_ERRORS, Parser, run_command
+from ..models.registry import SMALL_DECODER
+from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size
+
+SHELLS = ("bash", "zsh", "fish")
+RAW_HELP = argparse.RawDescriptionHelpFormatter
+EXAMPLES = """\
+examples:
+  kleinlite generate "a red house under a yellow sun" --seed 7 -o house.png
+  kleinlite generate "make the house blue" --image house.png --seed 7 -o blue.png
+  kleinlite generate --like house.png --seed 8
+  mlx.launch -n 2 -- python -m kleinlite generate --prompts wishes.txt     on several machines: each its share
+"""
+NANO = """\
+What nano, the model that comes with kleinlite, draws: circles, squares, triangles, stars, hearts,
+diamonds, houses, trees and boats, in nine colors, on a plain background or in a landscape by day, at
+sunset or at night, in 96x96 pixels; and changes of these: "make it night", "turn the circle into a star",
+"remove the tree". For all else take --model 4b.
+"""
+
+QUANTIZE = "3, 4, 5, 6 or 8 bits, or mxfp4, mxfp8, nvfp4"
+QUANTIZE_EXAMPLES = """\
+examples:
+  kleinlite quantize 4b klein-4bit --bits 4
+  kleinlite generate "a red circle" --model klein-4bit
+  hf upload YOU/klein-4bit klein-4bit     then --model YOU/klein-4bit works everywhere
+"""
+
+LORA_EXAMPLES = """\
+examples:
+  kleinlite train-lora arrows --model nano-base -o arrow.safetensors     a dozen drawn arrows of 96x96 pixels do
+  kleinlite train-lora my-dog --model base-4b --size 512x512 --quantize 4 -o dog.safetensors
+  kleinlite generate "a photo of my dog on the moon" --model 4b --lora dog.safetensors:0.9
+Stopped by Ctrl-C, the same command goes on where it was, and with more --steps a finished one does, too. Samples are
+in dog.training: look at them, they say more than the loss on held-out pictures, of which there are some where there are
+20 pictures or more.
+"""
+
+
+def make_parser() -> Parser:
+    """The command line: a command's module has its name, and in it `run`."""
+    parser = Parser(prog="kleinlite", description="Draw pictures with FLUX.2 [klein], built from scratch in MLX.")
+    parser.add_argument("--version", action="version", version=f"kleinlite {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def command(name: str, about: str, **more: Any) -> Callable[..., Any]:
+        sub = commands.add_parser(name, help=about, description=about, allow_abbrev=False, **more)
+        sub.set_defaults(command=name, parser=sub)
+        return sub.add_argument
+
+    about = "draw a picture; what is not said comes from the model's own files"
+    add = command("generate", about, epilog=f"{EXAMPLES}\n{NANO}", formatter_class=RAW_HELP)
+    add("prompt", nargs="?", metavar="PROMPT", help="what to draw, in quotes; with --image: what to change")
+    add("--model", metavar="NAME", help="see `kleinlite models`; or a hub repository, folder or file (default: nano)")
+    add("--size", type=parse_size, metavar="WxH", help="pixels, multiples of 16 (default: the model's, or --image's)")
+    add("--steps", type=int, metavar="N", help="looks at the picture on its way out of the noise")
+    about = "how far to follow the prompt: bases from 1, Z-Image from 0"
+    add("--guidance", type=float, metavar="G", help=about)
+    add("--negative", metavar="TEXT", help="what to stay away from; needs guidance")
+    add("--seed", type=int, metavar="N", help="the same seed draws the same picture (default: a random one)")
+    bits = f"weights in fewer bits: {QUANTIZE} (default: as they are)"
+    add("--quantize", type=parse_quantization, metavar="Q", help=bits)
+    add("--image", nargs="+", action="extend", metavar="REF", help="pictures to edit or to combine")
+    add("--mask", metavar="FILE", help="what of the first --image is drawn anew: white is, black stays to the bit")
+    about = "how much of the first --image is drawn anew: of 4 steps above 0.75 all, above 0.5 three, above 0.25 two, "
+    add("--strength", type=float, metavar="S", help=about + "else one (default: 1)")
+    about = "pixels to add to the first --image: left, top, right, bottom, such as 0,0,64,0"
+    add("--extend", type=parse_extension, metavar="L,T,R,B", help=about)
+    loras = "adapters to add, each with its scale if not 1: style.safetensors:0.7; or for nano cross, outlined, "
+    loras += "one-look (with --steps 1)"
+    add("--lora", nargs="+", action="extend", type=parse_lora, metavar="FILE[:SCALE]", help=loras)
+    like = "draw again what this picture says about itself; other options override, and another --model brings "
+    add("--like", metavar="FILE", help=like + "its own steps and guidance")
+    output = "a .png file, replaced if there is one (default: a new file here, named after prompt and seed)"
+    add("-o", "--output", type=Path, metavar="FILE", help=output)
+    about = "show every step: in this .png file, which is rewritten, or without one in the terminal"
+    add("--watch", nargs="?", const="", metavar="FILE", help=about)
+    about = "draw each line of this file, seeds counting up from --seed (here 0 if not given), into the "
+    about += "folder -o (made if it is not there; default: this one); pictures that are there are left out, so that "
+    about += "the same command goes on"
+    add("--prompts", type=Path, metavar="FILE", help=about)
+    about = "for a --model that is one file with a transformer: the model that has its other parts, such as 4b"
+    add("--parts", metavar="NAME", help=about)
+    about = f"a narrower decoder: {SMALL_DECODER}, or a model's folder or autoencoder file"
+    add("--decoder", metavar="NAME", help=about)
+    add("--offline", action="store_true", help="download nothing, and ask no network")
+
+    command("models", "list the models that have a name, and which of them are on this machine")
+    about = "fetch a model, or what is new in it, and print where it is"
+    add = command("download", about)
+    add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, owner/name")
+    add("--plan", action="store_true", help="only say which files it takes, and how many bytes")
+    about = "write a model in fewer bits, as a folder that is loaded like the model itself"
+    add = command("quantize", about, epilog=QUANTIZE_EXAMPLES, formatter_class=RAW_HELP)
+    add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, folder or file")
+    add("output", type=Path, metavar="OUT", help="the new folder")
+    add("--bits", type=parse_quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8")
+    add("--mode", metavar="MODE", help="in place of --bits: mxfp4, mxfp8 or nvfp4")
+    add("--offline", action="store_true", help="download nothing, and ask no network")
+    about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"
+    add = command("train-lora", about, epilog=LORA_EXAMPLES, formatter_class=RAW_HELP)
+    add("folder", type=Path, metavar="FOLDER", help="pictures, captions, for edits the pictures before: dog_ref.png")
+    add("--model", default="base-4b", metavar="NAME", help="a base model: base-4b (default), base-9b, nano-base")
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the adapter, a .safetensors file")
+    about = "how much it can learn, and its size (default: 16); or for some kinds of matrices: qkv=16,linear1=8"
+    add("--rank", type=parse_rank, default=16, metavar="R", help=about)
+    add("--steps", type=int, default=500, metavar="N", help="steps of training (default: 500); more of them go on")
+    about = "the peak of the learning rate (default: by the model's width, 1e-4 for base-4b, 1.2e-3 for nano-base)"
+    add("--rate", type=float, metavar="X", help=about)
+    add("--batch", type=int, default=1, metavar="B", help="pictures at a time (default: 1)")
+    add("--accumulate", type=int, default=4, metavar="N", help="batches that make one step (default: 4)")
+    add("--size", type=parse_size, metavar="WxH", help="scale and cut all pictures (default: as they are)")
+    add("--quantize", type=parse_quantization, metavar="Q", help=f"train beside weights in fewer bits: {QUANTIZE}")
+    add("--layout", choices=("diffusers", "comfy"), default="diffusers", help="whose names the file has")
+    add("--seed", type=int, default=0, metavar="N", help="of its beginning and of its batches (default: 0)")
+    add("--every", type=int, default=100, metavar="N", help="steps between two looks at it (default: 100)")
+    add("--plan", action="store_true", help="only say how much memory it takes")
+    add("--offline", action="store_true", help="download nothing, and ask no network")
+    about = 'print a script that completes commands and options: eval "$(kleinlite completion bash)"'
+    add = command("completion", about)
+    add("shell", choices=SHELLS, help="whose words it is written in")
+    about = "show what made a picture, what an adapter changes or, without a file, the versions for a bug report"
+    add = command("info", about)
+    add("file", nargs="?", metavar="FILE", help="a picture that kleinlite wrote, or an adapter")
+    return parser
+
+
+IN_A_SHELL = (  # how a sentence of the package says what this command line has an option for
+    (r"\bparts=\{.*?\}", "--decoder NAME"),
+    (r"\bimages=\[\w+\]", "--image FILE"),
+    (r"\b(quantize|parts)=(['\"]?)([\w-]+)\2", r"--\1 \3"),
+)
+
+
+def run_in_a_shell(args: argparse.Namespace) -> None:
+    """Run the command; what it refuses is told in the words of a shell."""
+    try:
+        import_module(f".{args.command.replace('-', '_')}", __name__).run(args)
+    except USER_ERRORS as error:
+        told = str(error)
+        for python, shell in IN_A_SHELL:
+            told = re.sub(python, shell, told)
+        raise type(error)(told) from error
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = make_parser()
+    args, unknown = parser.parse_known_args(argv)
+    command = getattr(args, "parser", parser)
+    if unknown:
+        hint = ": does the prompt need quotes?" if "prompt" in args and not unknown[0].startswith("-") else ""
+        command.error(f"{' '.join(unknown)} is not understood{hint}")
+    if command is parser:
+        parser.print_help()
+        return 0
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack the letters of a prompt
+    notes = logging.StreamHandler()  # what the package logs belongs on stderr
+    logging.getLogger("kleinlite").addHandler(notes)
+    try:
+        return run_command(run_in_a_shell, args)
+    finally:
+        logging.getLogger("kleinlite").removeHandler(notes)

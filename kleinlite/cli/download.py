@@ -1,0 +1,20 @@
+"""`kleinlite download`: a model, or what is new in it, and where it is."""
+
+import argparse
+from pathlib import Path
+
+from ..errors import UserError
+from ..models.download import download_model, model_path, plan_download
+from ..models.registry import find_bundled
+from .shared import ending_soon
+
+
+def run(args: argparse.Namespace) -> None:
+    if find_bundled(args.model):
+        return print(f"{args.model} comes with kleinlite: there is nothing to download.")
+    if Path(args.model).exists():
+        raise UserError(f"{args.model} is on this machine already: name a model of `kleinlite models`, or owner/name.")
+    with ending_soon():
+        if args.plan:
+            return print(plan_download(args.model).text)
+        print(model_path(args.model, download_model(args.model)[0]))

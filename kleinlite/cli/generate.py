@@ -1,0 +1,316 @@
+"""`kleinlite generate`: one picture, or one for each line of a file; under `mlx.launch` on several machines."""
+
+import argparse
+import itertools
+import os
+import re
+import sys
+import time
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+from PIL import Image
+
+from ..errors import MissingFileError, UserError, printable
+from ..files import take_free_name
+from ..inference import picture_file
+from ..inference.loaded_model import LoadedModel
+from ..inference.loras import Loras, find_recorded_loras
+from ..inference.machines import any_of, from_first, own_temporary_folder, say_who_is_lost
+from ..inference.memory_check import FEWER_BITS, check_memory, plan_model
+from ..inference.memory_plan import compute_dtype
+from ..inference.request import Options, Request
+from ..inference.serialized import run_serialized
+from ..inference.watch import Watcher
+from ..klein import Klein, prepare_request
+from ..models.checkpoint import ModelInfo
+from ..models.describe import ModelFacts, describe, is_here
+from ..models.download import Access, fetch_model, fetch_parts
+from ..models.lora_files import Adapter, open_adapter
+from ..nano.limits import describe_limits
+from ..quantization import QUANT_SPECS
+from .shared import check_folder, ending_soon, name_quantization
+
+
+class Wish(NamedTuple):
+    """What is to be drawn, and by what: as it was typed, else as the picture of --like says."""
+
+    model: str
+    quantize: int | str | None
+    parts: Any  # as `Klein.from_pretrained` takes it
+    adapters: list[tuple[Adapter, float]]  # and their scales
+    prompts: list[str]
+    options: Options
+
+
+class Job(NamedTuple):
+    """One picture of a list."""
+
+    path: Path
+    prompt: str
+    seed: int
+
+
+def run(args: argparse.Namespace) -> None:
+    group = mx.distributed.init()
+    own_temporary_folder(group)
+    with say_who_is_lost(), ending_soon():
+        generate(group, args)
+
+
+def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
+    """Each machine its own share of --prompts, or all of them one picture together."""
+    is_first = group.rank() == 0
+    together = None if args.prompts else group
+    if args.watch:
+        check_output(Path(args.watch))
+    wish = read_wish(args)
+    access = Access(local_files_only=args.offline)
+    facts = run_serialized(describe, wish.model, wish.quantize, wish.parts, dtype=compute_dtype(), access=access)
+    if is_first or args.prompts:
+        check_place(args)
+    request = check_before_loading(facts, wish, 1 if together is None else group.size())
+    seed = request.seeds[0] if wish.options["seed"] is not None else from_first(request.seeds[:1], group)[0]
+    jobs = list_jobs(args, wish, seed)
+    if args.prompts:
+        jobs = leave_out_drawn(jobs, group)
+    klein = Klein(run_serialized(LoadedModel.of, facts, wish.quantize, wish.parts, together, access))
+    klein.loras.add_all(wish.adapters)
+    klein.parts.check_memory(request)  # before anything is said of it
+    if is_first:
+        for note in list_notes(request, klein.info, wish.quantize, wish.adapters, [job.prompt for job in jobs]):
+            print(printable(note), file=sys.stderr)
+    title = wish.model if wish.quantize is None else f"{wish.model} in {name_quantization(wish.quantize)}"
+    title += "".join(f" + {lora} × {scale:g}" for lora, scale in klein.loras.items())
+    if args.prompts:
+        if args.output:
+            args.output.mkdir(exist_ok=True)
+        for job in jobs[group.rank() :: group.size()]:  # every N-th on each of N machines
+            draw_job(klein, title, job, wish.options, args.watch, prints=is_first)
+    elif is_first:
+        draw_job(klein, title, jobs[0], wish.options, args.watch, replaces=args.output is not None)
+    else:
+        draw(klein, jobs[0].prompt, {**wish.options, "seed": seed}, None)
+
+
+# ---------------------------------------------------------------- what is wished for
+
+
+def read_wish(args: argparse.Namespace) -> Wish:
+    """Everything that is asked for. Raises UserError."""
+    if args.model is not None and not args.model.strip():
+        raise UserError("--model is empty: name a model, see `kleinlite models`, or leave it out for nano.")
+    like = {} if args.like is None else read_like(args)
+
+    def pick(name: str, typed: Any, default: Any = None) -> Any:
+        return like.get(name, default) if typed is None else typed
+
+    prompt = pick("prompt", args.prompt)
+    if args.prompts is not None and args.prompt is not None:
+        raise UserError("A prompt and --prompts are given: leave one of them out.")
+    if args.prompts is None and prompt is None:
+        args.parser.error('say what to draw, in quotes, before --image and --lora: kleinlite generate "a red circle"')
+    parts = args.parts or like.get("parts") or {}
+    if args.decoder is not None:
+        if isinstance(parts, str):
+            raise UserError(f"All parts are those of {parts!r}: --decoder cannot replace one of them.")
+        parts = {**parts, "vae": args.decoder}
+    loras = find_recorded_loras(like, args.like) if args.lora is None else args.lora
+    width, height = args.size or (like.get("width"), like.get("height"))
+    options: Options = {
+        "images": [picture_file.open_reference(path) for path in args.image or ()],
+        "mask": None if args.mask is None else picture_file.open_picture(args.mask),
+        "strength": pick("strength", args.strength),
+        "extend": pick("extend", args.extend),
+        "width": width,
+        "height": height,
+        "steps": pick("steps", args.steps),
+        "guidance": pick("guidance", args.guidance),
+        "negative_prompt": pick("negative_prompt", args.negative, ""),
+        "seed": pick("seed", 0 if args.seed is None and args.prompts else args.seed),
+        "progress": sys.stderr.isatty() and args.watch != "",  # or they would draw over each other
+    }
+    return Wish(
+        pick("model", args.model, "nano"), pick("quantize", args.quantize), parts,
+        [(open_adapter(file), scale) for file, scale in loras],
+        [prompt] if args.prompts is None else read_prompts(args.prompts), options,
+    )  # fmt: skip
+
+
+def read_like(args: argparse.Namespace) -> dict[str, Any]:
+    """What the picture of --like says about itself, as far as it holds for this call. It may come from anybody."""
+    file = args.like
+    like = picture_file.read_metadata(file)
+    if args.model is None and not is_here(like["model"]):
+        raise UserError(
+            f"{file} was drawn with {like['model']!r}, which is not on this machine: if you trust it, say "
+            f"--model {like['model']}."
+        )
+    if args.model not in (None, like["model"]):
+        like = {name: value for name, value in like.items() if name not in ("steps", "guidance", "quantize", "parts")}
+    for name, typed, way_out in (
+        ("references", args.image, "name the pictures with --image"),
+        ("mask", args.mask, "name it with --mask"),
+        ("noise", None if args.seed is None else "typed", "name a --seed"),
+    ):
+        if like.get(name) and not typed:
+            raise UserError(f"{file} was drawn with {name} that was given, which it does not contain: {way_out}.")
+    parts = like.get("parts") or {}
+    for place in parts.values() if isinstance(parts, dict) else [parts]:
+        try:
+            if not is_here(place):
+                fetch = fetch_model if isinstance(parts, dict) else fetch_parts
+                fetch(place, Access(local_files_only=True))
+        except MissingFileError:
+            was = f"{file} was drawn with parts of {place!r}, which is not on this machine"
+            raise UserError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.") from None
+    if "box" in like:  # it has the size of the picture that it was made from
+        like = {name: value for name, value in like.items() if name not in ("width", "height")}
+    return like
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The lines of a file that are not empty. Raises UserError."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: name a text file with one prompt a line.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text ({error}): write one prompt a line.") from None
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise UserError(f"{path} has no prompt in it: write one prompt a line.")
+    return prompts
+
+
+# ---------------------------------------------------------------- what is checked before gigabytes are read
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file that could not be written, before there is a picture to lose."""
+    picture_file.check_png_name(path)
+    check_folder(path.parent)
+
+
+def check_place(args: argparse.Namespace) -> None:
+    """Refuse a place in which nothing could be saved."""
+    folder = args.output or Path()
+    if args.prompts is not None:
+        check_folder(folder if os.path.lexists(folder) else folder.parent)
+    elif args.output:
+        check_output(args.output)
+    else:
+        check_folder(folder)
+
+
+def check_before_loading(facts: ModelFacts, wish: Wish, machines: int) -> Request:
+    """Refuse what can be refused before gigabytes are fetched; the files have the last word."""
+    options = wish.options
+    if facts.configs is None:  # how its family counts guidance, its files will tell
+        return prepare_request(facts.info, wish.prompts[0], {**options, "guidance": None})
+    request = prepare_request(facts.info, wish.prompts[0], options)
+    Loras(facts.configs.transformer).add_all(wish.adapters)
+    if not facts.here:
+        size: dict[str, Any] = {"width": request.width, "height": request.height, "prompts": wish.prompts[:1]}
+        size["machines"] = machines
+        choice = () if wish.quantize or facts.is_quantized else FEWER_BITS
+        smaller = {bits: plan_model(facts, bits=QUANT_SPECS[bits].bits_per_weight, **size) for bits in choice}
+        check_memory(plan_model(facts, **size), smaller)
+    return request
+
+
+def list_notes(
+    request: Request, info: ModelInfo, quantize: int | str | None, adapters: list[tuple[Adapter, float]],
+    prompts: list[str],
+) -> list[str]:  # fmt: skip
+    """What is to be said before it is drawn: what will not come out, and why."""
+    notes = []
+    if not all(prompt.strip() for prompt in prompts):
+        notes.append("The prompt is empty: the picture may be of anything.")
+    if request.steps > 1 and any(adapter.source == "one-look" for adapter, _ in adapters):
+        notes.append("one-look draws in a single step: add --steps 1.")
+    if info.family.title.startswith("FLUX.3"):  # as its makers say
+        if request.steps < 8 and info.distilled:
+            notes.append("FLUX.3 [klein] is grainy in so few steps, in its makers' own code too: 8 do, 16 are meant.")
+        if quantize in (3, 4, "mxfp4", "nvfp4"):
+            notes.append("FLUX.3 [klein] has 5 to 23 % more grain in 4 bits; 6 and 8 are fine.")
+    if not adapters:
+        size = request.width, request.height
+        notes += [describe_limits(info.name, info.size, prompt, *size) for prompt in prompts]
+    return [note for note in dict.fromkeys(notes) if note]
+
+
+# ---------------------------------------------------------------- pictures and their files
+
+
+def make_stem(prompt: str) -> str:
+    """The beginning of a file's name: a-red-circle."""
+    plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
+    return "-".join(re.findall("[a-z0-9]+", plain))[:60].strip("-") or "picture"
+
+
+def number_names(first: Path) -> Iterator[Path]:
+    """a-red-circle-7.png, then a-red-circle-7-2.png, and so on."""
+    yield first
+    for i in itertools.count(2):
+        yield first.with_name(f"{first.stem}-{i}{first.suffix}")
+
+
+def list_jobs(args: argparse.Namespace, wish: Wish, seed: int) -> list[Job]:
+    """All that is to be drawn. The seeds of a list count up, so that it can be resumed.
+
+    0003-a-red-circle-9.png is the third prompt, drawn with seed 9.
+    """
+    if args.prompts is None:
+        [prompt] = wish.prompts
+        return [Job(args.output or Path(f"{make_stem(prompt)}-{seed}.png"), prompt, seed)]
+    folder = args.output or Path()
+    return [
+        Job(folder / f"{i + 1:04}-{make_stem(prompt)}-{seed + i}.png", prompt, seed + i)
+        for i, prompt in enumerate(wish.prompts)
+    ]
+
+
+def leave_out_drawn(jobs: list[Job], group: mx.distributed.Group) -> list[Job]:
+    """The pictures that are not there yet, on any machine."""
+    drawn = any_of([job.path.exists() for job in jobs], group)
+    for job, done in zip(jobs, drawn):
+        if done and group.rank() == 0:
+            print(printable(f"{job.path} is there already."))
+    return [job for job, done in zip(jobs, drawn) if not done]
+
+
+def draw_job(
+    klein: Klein, title: str, job: Job, options: Options, watch: str | None, *, prints: bool = True,
+    replaces: bool = True,
+) -> None:  # fmt: skip
+    """One picture into its file, and a line about it.
+
+    replaces: whether a file of that name is replaced; else the picture takes the next name that is free.
+    """
+    start = time.perf_counter()
+    picture = draw(klein, job.prompt, {**options, "seed": job.seed}, watch)
+    seconds = time.perf_counter() - start
+    path = job.path
+    if replaces:
+        picture_file.save_picture(picture, path)
+    else:
+        path = take_free_name(number_names(path), lambda draft: picture_file.write_png(picture, draft))
+    if prints:
+        about = f"{path}: {picture.width}x{picture.height}, {title}, seed {job.seed}, {seconds:.1f} s"
+        print(printable(about), flush=True)
+
+
+def draw(klein: Klein, prompt: str, options: Options, watch: str | None) -> Image.Image:
+    """One picture; watch: the file in which every step is shown, "" for the terminal."""
+    if watch is None:
+        return klein(prompt, **options)
+    watcher = Watcher(Path(watch) if watch else None)
+    for step in klein.stream(prompt, **options):
+        watcher.show(cast(Image.Image, step.preview(fast=True)))
+    picture = cast(Image.Image, step.preview())  # of one prompt
+    watcher.show(picture)
+    return picture

@@ -1,0 +1,66 @@
+"""`kleinlite models`: the models that have a name, what they take, and which are on this machine."""
+
+import argparse
+from functools import cache
+from typing import Any
+
+from ..inference import memory_check
+from ..inference.memory_check import FEWER_BITS, plan_model
+from ..memory import count_parameters
+from ..models.describe import describe
+from ..models.families import network_of
+from ..models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_BYTES
+from ..quantization import QUANT_SPECS
+
+
+def run(args: argparse.Namespace) -> None:
+    whole = memory_check.machine_memory()[0] / 1e9
+    head = "name", "steps", "parameters", "memory, GB", "download", "license", "fits", "here"
+    rows = [head, *map(describe_model, [*BUNDLED, *MODELS])]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    print(
+        "\nA distilled model has its guidance built in. Parameters: the transformer's + the text encoder's."
+        "\nMemory: for a picture of 512x512 (nano: 96x96), weights as published / in 8 bits / in 4 (`--quantize`);"
+        f"\nPython and MLX take 0.1 GB more. Fits: into the {whole:.1f} GB of this machine."
+        "\nWhat is not here is fetched on first use, or by `kleinlite download NAME`, from huggingface.co, a"
+        "\ngated model after you have accepted its license there and logged in with `hf auth login`."
+        f"\nBeside them, {SMALL_DECODER} ({SMALL_DECODER_BYTES / 1e6:.0f} MB, Apache-2.0): "
+        f"`--decoder {SMALL_DECODER}`."
+    )
+
+
+def describe_model(name: str) -> tuple[str, ...]:
+    """One row of the table."""
+    facts = describe(name)
+    assert facts.configs is not None  # all of them are known
+    released = facts.released
+    size = 512 if released else facts.info.size
+    fewer = () if facts.is_quantized or not released else FEWER_BITS
+
+    @cache
+    def peak(bits: int | None) -> int:
+        width = QUANT_SPECS[bits].bits_per_weight if bits else None
+        return plan_model(facts, width=size, height=size, bits=width).peak_bytes
+
+    if released:
+        counts = [released.size.transformer_parameters, released.size.text_encoder_parameters]
+        here = "yes" if facts.here else "no, gated" if released.size.gated else "no"
+    else:
+        networks: list[Any] = [facts.configs.transformer, facts.configs.text_encoder]
+        counts = [count_parameters(network_of(cfg), cfg) for cfg in networks]
+        here = "bundled"
+    most = memory_check.machine_memory()[0]
+    fits = "yes" if peak(None) <= most else next((f"--quantize {bits}" for bits in fewer if peak(bits) <= most), "no")
+    shown = [peak(bits) for bits in (None, 8, 4) if bits is None or bits in fewer]
+    return (
+        name,
+        f"{facts.info.steps}, distilled" if facts.info.distilled else str(facts.info.steps),
+        " + ".join(f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in counts),
+        " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in shown),
+        f"{facts.download_bytes / 1e9:.1f} GB" if released else "none",
+        facts.license,
+        fits,
+        here,
+    )

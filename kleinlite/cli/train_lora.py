@@ -1,0 +1,47 @@
+"""`kleinlite train-lora`: an adapter from a folder of pictures and captions."""
+
+import argparse
+
+from ..errors import UserError
+from ..inference.loaded_model import LoadedModel
+from ..inference.memory_plan import compute_dtype
+from ..inference.serialized import run_serialized
+from ..klein import Klein
+from ..models.describe import check_base, describe
+from ..models.download import Access, fetch_model
+from ..trainer.folder import read_folder
+from ..trainer.lora import LoraTrainer, check_output
+from ..trainer.memory_plan import check_plan, plan_model_training
+from ..trainer.settings import Settings
+from .shared import check_folder
+
+
+def run(args: argparse.Namespace) -> None:
+    out = args.output
+    if out.suffix != ".safetensors" or out.is_dir():
+        raise UserError(f"{out} is not an adapter's file: name one that ends in .safetensors.")
+    check_folder(out.parent)
+    check_output(out)
+    settings = Settings(
+        rank=args.rank, steps=args.steps, rate=args.rate, batch=args.batch, accumulate=args.accumulate,
+        seed=args.seed, every=args.every, layout=args.layout,
+    )  # fmt: skip
+    facts = run_serialized(describe, args.model, args.quantize, dtype=compute_dtype())
+    check_base(facts.info)
+    examples = read_folder(args.folder, args.size)
+    access = Access(local_files_only=args.offline)
+    if facts.configs is None:  # of a repository that is not here, nothing is known
+        fetch_model(args.model, access)
+        facts = run_serialized(describe, args.model, args.quantize, dtype=compute_dtype())
+    plan = plan_model_training(facts, examples, settings, quantize=args.quantize)
+    print(f"{len(examples)} pictures of {examples[0].picture.width}x{examples[0].picture.height}. Memory: {plan}.")
+    if args.plan:
+        return
+    check_plan(plan)
+    klein = Klein(run_serialized(LoadedModel.of, facts, args.quantize, access=access))
+    trainer = LoraTrainer(klein, examples, out, settings)
+    trainer.train()
+    print(
+        f"{out}: {out.stat().st_size / 1e6:.1f} MB; how it went is in {trainer.folder}. "
+        f"Not there yet? The same command goes on with --steps {2 * args.steps}."
+    )
