@@ -15,49 +15,32 @@ PAGE = """\
 
 <p><img src="images/how-fast.png" alt="Seconds and GFLOP/s of each stage, beside a plain product and a plain copy"></p>
 
-## How it was measured
-
-Every stage of a picture in kleinlite, beside diffusers and mflux, by turns on one machine. Weights are random; on a
-CPU everything runs in float32. `make bench-peers` sets the others up in environments of their own, runs everything and
-writes this page, with the stages in which we are behind. The black lines above are the
-[machine's own limit](#beside-the-machines-own-limit).
+The black lines are the machine's own limit: its fastest plain matmul and its fastest plain copy. A convolution may pass
+them, because kleinlite needs fewer multiplications than written (Winograd's algorithm).
 
 **The machine:** {machine}, {cores} cores; {threads}; best of {turns}. {load}
 {versions}
 
 ## Side by side
 
-Seconds: best (median, spread between the quartiles). *Ratio*: kleinlite's time / the other's, of the best turns and of
-the medians; below 1 we are faster. *Processor*: the same for the time that all threads spent, which other work on the
-machine changes little.
+The programs take turns on one machine, with random weights, in float32 on a CPU. Seconds are the best run, then the
+median and the spread between the quartiles. *Ratio* is kleinlite's time over the other's, best runs and medians:
+below 1 we are faster. *Processor* is the same for the time of all threads.
 
 {table}
 
 {notes}
 
-On a CPU the first row compares libraries, not programs, and the steps and the text encoder consist of such products.
-torch's builds for x86-64 multiply by Intel's MKL, which chooses its code by the maker of the processor ([on AMD's it
-has been slow in float32](https://danieldk.eu/Intel-MKL-on-AMD-Zen)). Another processor may give quite another ratio;
-this page knows only the one named above.
+The first row compares libraries, not programs, and most other rows consist of such matmuls. torch multiplies by Intel's
+MKL, which [has been slow in float32 on AMD's processors](https://danieldk.eu/Intel-MKL-on-AMD-Zen). Another processor
+may give another ratio.
 
-## Beside the machine's own limit
+## On your machine
 
-Nothing can be done faster than the machine multiplies or moves numbers: the black lines of the chart are the fastest
-plain product and the fastest plain copy of the first two rows. A convolution's multiplications are counted as written;
-kleinlite does with fewer (Winograd's algorithm), and so may pass the line.
-
-## On a GPU
-
-What is written for it, and has not been run there, since this machine has none:
-
-- All three programs compute in bfloat16, and wait for the device before the clock is read. Memory is what MLX and CUDA
-  count; on a Mac torch's is that of the process.
-- `mx.compile` turns the velocity field into one graph that all steps of a picture share. Its numbers are those of the
-  plain one: a test compares them on a CPU, where it is off, because it does not pay there.
-- Between two steps nothing is copied: latents stay on the device. A preview is worked out only if somebody looks at it.
-
-The figures to beat, from the seed of this project and not measured by this program: M3 Max, 512², four steps: 7.73 s in
-all, 1.09 s a step. If you have a GPU, send `notebooks/how-fast.json`, or [your machine's row](machines.md#yours).
+`make bench-peers` installs the others in environments of their own, measures, and writes this page. On a GPU all
+programs compute in bfloat16 and wait for the device. That has [not been run](not_run_yet.md). The figures to beat,
+which this program did not measure: an M3 Max takes 7.73 s for a picture of 512 × 512 in four steps, 1.09 s a step.
+Send us `notebooks/how-fast.json`, or [your machine's row](machines.md#yours).
 """
 
 
@@ -120,7 +103,7 @@ def write_table(found: dict) -> str:
 
 
 def find_behind(found: dict) -> tuple[list[str], list[str]]:
-    """The stages in which diffusers was faster than we, with the ratio: by best turns, and by medians."""
+    """The stages in which diffusers was faster than we, with the ratio: by best runs, and by medians."""
     by_best, by_medians = [], []
     for stage, programs in timings_of(found).items():
         if {"kleinlite", "diffusers"} <= set(programs):
@@ -145,14 +128,14 @@ def write_answer(found: dict) -> str:
     if not said:
         return "On this machine nothing was measured beside diffusers."
     slower = f"it is slower in {len(by_best)} ({len(by_medians)}) of {shared} stages"
-    return f"On this machine kleinlite takes, by best turns (by medians), {', '.join(said)}; {slower}."
+    return f"On this machine kleinlite takes, by best runs (by medians), {', '.join(said)}; {slower}."
 
 
 def write_notes(found: dict) -> list[str]:
     """What the table does not say by itself, a sentence each."""
     timings, notes = timings_of(found), []
     by_best, by_medians = (", ".join(behind) or "none" for behind in find_behind(found))
-    notes.append(f"**Behind diffusers** by best turns: {by_best}; by medians: {by_medians}.")
+    notes.append(f"**Behind diffusers** by best runs: {by_best}; by medians: {by_medians}.")
     for stage in ("decode 256²", "decode 512²"):
         ours, theirs = (timings.get(stage, {}).get(name) for name in ("kleinlite", "diffusers"))
         if ours and theirs:

@@ -26,8 +26,9 @@ from mlx.utils import tree_flatten
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.files import write_json
 from kleinlite.inference.memory_check import all_parts_fit
+from kleinlite.inference.memory_plan import MemoryPlan, compute_dtype
 from kleinlite.klein import Klein
-from kleinlite.memory import MemoryPlan, compute_dtype, count_parameters, count_prompt, count_step
+from kleinlite.memory import count_parameters, count_prompt, count_step
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.configs import RELEASED_CONFIGS, format_index
 from kleinlite.models.export import DIFFUSERS_STEM, SHARD_BYTES, to_released, write_part

@@ -14,8 +14,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from kleinlite.cpu import setup, speed_up
+from kleinlite.inference.memory_plan import compute_dtype
 from kleinlite.lora import attach, enable_gradient_checkpointing, freeze_except, new_deltas
-from kleinlite.memory import compute_dtype
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.quantize import quantize
 from kleinlite.position_ids import image_ids, text_ids

@@ -49,7 +49,7 @@ def load_modules(package: Path) -> list[Module]:
     found, rooms = [], [root]
     while rooms:
         for module in rooms.pop().modules.values():
-            rooms += [module] if module.is_init_module else []
+            rooms += [module] if module.is_init_module and "main" not in module.members else []  # a program is whole
             if not module.name.startswith("__"):
                 found.append(read_module(module))
     return [module for module in found if module.public]

@@ -69,8 +69,8 @@ def read_mistakes(notebook: dict) -> dict[str, Mistake]:
     if not stored:
         raise ValueError("the cell with mistakes.compare stores no picture")
     sheet = Image.open(io.BytesIO(base64.b64decode("".join(stored[0])))).convert("RGB")
-    margin, right = divmod(sheet.height - ROW * (1 + len(told)), 2)
-    if right or not 0 <= margin < ROW // 4:
+    margin = (sheet.height - ROW * (1 + len(told))) // 2
+    if not 0 <= margin < ROW // 4:
         raise ValueError(f"its picture is not {1 + len(told)} rows of {ROW} pixels")
     nodes = [node for cell in cells for node in parse_cell("".join(cell["source"]))]
     names, mistakes = read_assignments(nodes), {}

@@ -56,7 +56,7 @@ TERM_FREE_PAGES = ("glossary.md", "api.md", "changelog.md")
 PAGE_BYTES, SITE_BYTES = 1_000_000, 32_000_000  # a page and the whole site may weigh this much, of which
 FRAME_BYTES, FIXED_BYTES = 40_000, 5_000_000  # mdBook adds this: a page's frame; scripts, fonts, the search index
 SOUGHT = {  # words that readers search for, by the page and heading that answer them in other words; nobody sees them
-    "responsibility.md": {"Data, licence and misuse": "license, licenses, licensing: the license, which license"},
+    "responsibility.md": {"Data, license and misuse": "license, licenses, licensing: the license, which license"},
     "02_position_ids.ipynb": {"Turning queries and keys": "RoPE, rope: rotary position embedding"},
     "06_pipeline.ipynb": {"The velocity field": "negative prompt"},
 }

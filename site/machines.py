@@ -3,13 +3,16 @@
 python site/machines.py     write them into notebooks/machines.md
 """
 
+from dataclasses import replace
 from pathlib import Path
 
+from kleinlite.flux3 import Flux3Config
 from kleinlite.inference.memory_check import plan_networks, window_configs
 from kleinlite.memory import count_prompt, count_step
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.registry import MODELS
 from kleinlite.quantization import QUANT_SPECS
+from kleinlite.z_image import ZImageConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "machines.md"
 MACS = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)  # GB
@@ -17,7 +20,7 @@ MACS = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)  # GB
 # TFLOP/s in 16 bits without sparsity. M1, M1 Max and M2: Apple's own numbers. Other Macs: units · 2 · clock. Cards:
 # tensor cores that add up in float32, as the makers' data sheets have them.
 CHIPS = {
-    "M1": 2.6, "M2": 3.6, "M4": 4.0, "M3 Pro": 6.4, "M4 Pro": 8.0, "M1 Max": 10.4, "M3 Max": 14.3, "M4 Max": 17.2,
+    "M1": 2.6, "M2": 3.6, "M4": 4.0, "M4 Pro": 8.0, "M1 Max": 10.4, "M3 Max": 14.3, "M4 Max": 17.2,
     "RTX 3060": 25, "RTX 3090": 71, "RTX 4090": 165,
 }  # fmt: skip
 
@@ -30,15 +33,11 @@ def stored_bits(size: str, kind: str) -> tuple[float, float]:
 
 def precisions(size: str) -> dict[str, tuple[float, float]]:
     """Bits per weight of the transformer and of the text encoder in each row of the page."""
-    quantized = {f"{q} bits": (QUANT_SPECS[q].bits_per_weight,) * 2 for q in (8, 6, 5, 4, 3)}
+    quantized = {f"{q} bits": (QUANT_SPECS[q].bits_per_weight,) * 2 for q in (8, 6, 4)}
     if size in ("z-image", "flux3"):  # their makers publish no smaller files
         return {"bfloat16": (16, 16), **quantized}
-    return {
-        "bfloat16": (16, 16),
-        "FP8 file": stored_bits(size, "fp8"),
-        **quantized,
-        "NVFP4 file": stored_bits(size, "nvfp4"),
-    }
+    files = {f"{kind.upper()} file": stored_bits(size, kind) for kind in ("fp8", "nvfp4")}
+    return {"bfloat16": (16, 16), **quantized, **files}
 
 
 def fits(needed: float) -> str:
@@ -64,10 +63,24 @@ def table() -> list[str]:
 
 
 def count_operations(size: str, side: int) -> tuple[int, int]:
-    """Of the prompt, and of one step for a picture of this side."""
-    transformer, text_encoder, _ = RELEASED_CONFIGS[size]
-    step = count_step(transformer, text_encoder.max_length, (side // 16) ** 2)
-    return count_prompt(text_encoder).total, step.total
+    """Of a short prompt, and of one step for a picture of this side."""
+    cfg, text_encoder, _ = window_configs(RELEASED_CONFIGS[size])
+    text, image = text_encoder.max_length, (side // 16) ** 2
+    if isinstance(cfg, ZImageConfig):  # refiners see the text alone or the picture alone
+        text, text_encoder = 32, replace(text_encoder, max_length=32)  # it reads no padding but up to a multiple of 32
+        step = count_blocks(cfg.layers, 12 * cfg.d**2, cfg.d, text + image)
+        step += sum(count_blocks(cfg.refiners, 12 * cfg.d**2, cfg.d, tokens) for tokens in (text, image))
+    elif isinstance(cfg, Flux3Config):  # and so do a mode's own blocks
+        step = count_blocks(cfg.single_blocks, 13 * cfg.d**2, cfg.d, text + image)
+        step += sum(count_blocks(cfg.mode_blocks, 13 * cfg.d**2, cfg.d, tokens) for tokens in (text, image))
+    else:
+        step = count_step(cfg, text, image).total
+    return count_prompt(text_encoder).total, step
+
+
+def count_blocks(blocks: int, weights: int, d: int, tokens: int) -> int:
+    """Of blocks with so many weights each: two operations per weight and token, and attention."""
+    return blocks * (2 * weights * tokens + 4 * tokens**2 * d)
 
 
 def tell_seconds(time: float) -> str:
@@ -76,13 +89,19 @@ def tell_seconds(time: float) -> str:
 
 
 def seconds_table() -> list[str]:
-    """The rows of "How long it takes": a step, and the prompt with four steps, if nothing but products took time."""
+    """The rows of "How long it takes": a step, and the prompt with all steps, if nothing but products took time."""
     lines = []
     for chip, tflops in CHIPS.items():
         cells = [chip, f"{tflops:g}"]
-        for size, side in (("4b", 512), ("4b", 1024), ("9b", 512), ("9b", 1024)):
+        for size, side, steps in (
+            ("4b", 512, 4),
+            ("4b", 1024, 4),
+            ("9b", 1024, 4),
+            ("z-image", 1024, 8),
+            ("flux3", 1024, 16),
+        ):
             prompt, step = (operations / 1e12 / tflops for operations in count_operations(size, side))
-            cells.append(f"{tell_seconds(step)}, {tell_seconds(prompt + 4 * step)}")
+            cells.append(f"{tell_seconds(step)}, {tell_seconds(prompt + steps * step)}")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -517,7 +517,7 @@ class SilentHead(nn.Module):
 
 
 class ShutGate(nn.Module):
-    """A double block with one of its gates at zero, in both streams: number 2 is the attention's, 5 the MLP's."""
+    """A double block with one of its gates at zero, in both streams: number 0 is the attention's, 1 the MLP's."""
 
     def __init__(self, block, gate: int):
         super().__init__()
@@ -526,7 +526,7 @@ class ShutGate(nn.Module):
 
     def __call__(self, img, txt, img_mod, txt_mod, *others):
         def shut(mod):
-            return [mx.zeros_like(v) if i == self.gate else v for i, v in enumerate(mod)]
+            return [part._replace(gate=0) if i == self.gate else part for i, part in enumerate(mod)]
 
         return self.block(img, txt, shut(img_mod), shut(txt_mod), *others)
 
@@ -551,7 +551,7 @@ def test_what_if(inside, cut, site_model):
     if cut == "a gate":
         slide(inside, "block", 2)  # the second double block
         inside.click('.toggles >> text="feed-forward"')
-        net.double_blocks[1] = ShutGate(net.double_blocks[1], 5)
+        net.double_blocks[1] = ShutGate(net.double_blocks[1], 1)
     if cut == "a word":
         inside.click(".columns .column >> nth=0 >> .chip >> text=red")
         txt = mx.where((mx.arange(32) == 4)[None, :, None], 0, txt)
@@ -563,7 +563,7 @@ def test_what_if(inside, cut, site_model):
         modulation = type(net.single_stream_modulation).__call__
 
         def wide_open(self, vec):
-            return [mx.ones_like(v) if i % 3 == 2 else v for i, v in enumerate(modulation(self, vec))]
+            return [mod._replace(gate=mx.ones_like(mod.gate)) for mod in modulation(self, vec)]
 
     if cut == "the clock":
         believed = 0.5
