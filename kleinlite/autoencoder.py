@@ -1,6 +1,7 @@
 """The autoencoder.
 
-We build the network that turns a picture into a small grid of numbers and back, and look inside those numbers.
+What can be thrown away without being missed? We build the network that turns a picture into a small grid of
+numbers, and back.
 
 Letters: b pictures, H and W pixels, c channels, gh and gw rows and columns of latent tokens, 16 pixels each.
 
@@ -8,7 +9,7 @@ Sources: latent diffusion: Rombach et al. 2021, arXiv 2112.10752. GroupNorm: Wu 
 Names, shapes and the norm of the latents: the released FLUX.2 autoencoder, as diffusers' AutoencoderKLFlux2 runs
 it.
 
-Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal b448342d)
+Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 39a920bc)
 """
 
 from dataclasses import dataclass

@@ -3,12 +3,12 @@
 We build klein's successor from klein's parts, turn its differences back one by one, and measure some.
 
 Letters: b pictures, (gh, gw) rows and columns of patches, n = gh·gw picture tokens, r reference tokens, m text
-tokens, s = all rows, d width, nh heads, hd channels of a head.
+tokens, s = all rows, d width.
 
 Sources: names and constants: the released files of FLUX.3 [klein] and diffusers' transformer_flux3.py. Flow maps:
 Boffi et al. 2024, arXiv 2406.07507. Shortcuts: Frans et al. 2024, arXiv 2410.12557.
 
-Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 0f4928cc)
+Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal ae25332f)
 """
 
 import math
@@ -62,18 +62,17 @@ class ParallelBlock(nn.Module):
         self.attn_out = flux2.linear(cfg.d, cfg.d)
         self.mlp_in = flux2.linear(cfg.d, 2 * cfg.d_mlp)
         self.mlp_out = flux2.linear(cfg.d_mlp, cfg.d)
-        self.norm = flux2.QKNorm(cfg.hd)
+        self.norm = flux2.QKNorm(cfg.head_dim)
         self.act = flux2.SwiGLU()
-        self.nh = cfg.heads
+        self.heads = cfg.heads
 
-    def __call__(self, x: mx.array, mod: Sequence[mx.array], rope: tuple[mx.array, mx.array]) -> mx.array:
-        shift, scale, gate = mod
-        y = flux2.modulate(x, shift, scale)
-        q, k, v = (flux2.split_heads(w(y), 1, self.nh)[0] for w in (self.q_proj, self.k_proj, self.v_proj))
+    def __call__(self, x: mx.array, mod: flux2.Mod, rope: tuple[mx.array, mx.array]) -> mx.array:
+        y = flux2.modulate(x, mod.shift, mod.scale)
+        q, k, v = (flux2.split_heads(w(y), 1, self.heads)[0] for w in (self.q_proj, self.k_proj, self.v_proj))
         q, k = self.norm(q.astype(mx.float32), k.astype(mx.float32))  # in float32 until they are turned
         q, k = (apply_rope(rows, rope).astype(v.dtype) for rows in (q, k))
         mixed = flux2.join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5))
-        return x + gate * (self.attn_out(mixed) + self.mlp_out(self.act(self.mlp_in(y))))
+        return x + mod.gate * (self.attn_out(mixed) + self.mlp_out(self.act(self.mlp_in(y))))
 
 
 def mode_ids(m: int, grid: tuple[int, int], grids: Sequence[tuple[int, int]] = ()) -> dict[str, mx.array]:
@@ -97,8 +96,8 @@ class Flux3Transformer(nn.Module):
         self.time_in = flux2.TimeEmbedding(cfg.d_time, cfg.d)
         if cfg.flow_map:
             self.ref_time_in = flux2.TimeEmbedding(cfg.d_time, cfg.d)
-        self.early_stream_modulations = {mode: flux2.Modulation(cfg.d, 3) for mode in ("txt", "image", "image_cond")}
-        self.single_stream_modulations = {mode: flux2.Modulation(cfg.d, 3) for mode in ("txt", "image", "image_cond")}
+        self.early_stream_modulations = {mode: flux2.Modulation(cfg.d, 1) for mode in ("txt", "image", "image_cond")}
+        self.single_stream_modulations = {mode: flux2.Modulation(cfg.d, 1) for mode in ("txt", "image", "image_cond")}
         self.txt_mode_blocks = [ParallelBlock(cfg) for _ in range(cfg.mode_blocks)]
         self.content_mode_blocks = {mode: [ParallelBlock(cfg) for _ in range(cfg.mode_blocks)] for mode in self.emb_in}
         self.single_blocks = [ParallelBlock(cfg) for _ in range(cfg.single_blocks)]
@@ -121,12 +120,13 @@ class Flux3Transformer(nn.Module):
         mods = []
         for mode, vec in vecs.items():  # vec (1 or b, d)
             rope = rope_table(ids[mode], self.cfg.axes, self.cfg.theta)
-            early = self.early_stream_modulations[mode](vec)
+            (early,) = self.early_stream_modulations[mode](vec)
             for block in self.txt_mode_blocks if mode == "txt" else self.content_mode_blocks[mode]:
                 rows[mode] = block(rows[mode], early, rope)
-            joint = mx.concatenate(self.single_stream_modulations[mode](vec), axis=-1)  # (1 or b, 1, 3·d)
-            mods.append(mx.repeat(joint, rows[mode].shape[1], axis=1))
-        mod = list(mx.split(mx.concatenate(mods, axis=1), 3, axis=-1))  # row by row: (1 or b, s, d) each, s = m + n + r
+            (joint,) = self.single_stream_modulations[mode](vec)
+            vectors = mx.concatenate(list(joint), axis=-1)  # (1 or b, 1, 3·d)
+            mods.append(mx.repeat(vectors, rows[mode].shape[1], axis=1))
+        mod = flux2.Mod(*mx.split(mx.concatenate(mods, axis=1), 3, axis=-1))  # by row: (1 or b, s, d), s = m + n + r
         rope = rope_table(mx.concatenate(list(ids.values())), self.cfg.axes, self.cfg.theta)
         x = mx.concatenate(list(rows.values()), axis=1)  # text, picture, references: (b, s, d)
         for block in self.single_blocks:
@@ -139,12 +139,12 @@ def padding_row(layer: Layer, pad: mx.array, x: mx.array) -> mx.array:
     attn = layer.self_attn
     y = layer.input_layernorm(pad)
     x = layer.input_layernorm(x)
-    q = attn.q_norm(flux2.split_heads(attn.q_proj(y), 1, attn._heads)[0])
-    k = attn.k_norm(flux2.split_heads(attn.k_proj(x), 1, attn._kv_heads)[0])
-    v = flux2.split_heads(attn.v_proj(x), 1, attn._kv_heads)[0]
-    q = mx.fast.rope(q, attn._hd, traditional=False, base=attn._theta, scale=1.0, offset=1)
-    k = mx.fast.rope(k, attn._hd, traditional=False, base=attn._theta, scale=1.0, offset=0)
-    pad = pad + attn.o_proj(flux2.join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=attn._hd**-0.5)))
+    q = attn.q_norm(flux2.split_heads(attn.q_proj(y), 1, attn.heads)[0])
+    k = attn.k_norm(flux2.split_heads(attn.k_proj(x), 1, attn.kv_heads)[0])
+    v = flux2.split_heads(attn.v_proj(x), 1, attn.kv_heads)[0]
+    q = mx.fast.rope(q, attn.head_dim, traditional=False, base=attn.theta, scale=1.0, offset=1)
+    k = mx.fast.rope(k, attn.head_dim, traditional=False, base=attn.theta, scale=1.0, offset=0)
+    pad = pad + attn.o_proj(flux2.join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=attn.head_dim**-0.5)))
     return pad + layer.mlp(layer.post_attention_layernorm(pad))
 
 

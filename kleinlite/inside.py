@@ -1,6 +1,6 @@
 """Look into a model while it draws: which picture tokens attend to which words.
 
-Letters: b pictures, n picture tokens, m text tokens, nh heads, hd channels of a head.
+Letters: b pictures, n picture tokens, m text tokens.
 """
 
 from functools import partial
@@ -29,10 +29,10 @@ class AttentionRecorder:
 
     def __call__(self, q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
         m = self.text_tokens
-        turned_q = apply_rope(q, rope)[:, :, m:]  # the picture's, (b, nh, n, hd)
+        turned_q = apply_rope(q, rope)[:, :, m:]  # the picture's, (b, heads, n, head_dim)
         turned_k = apply_rope(k, rope)
         scores = (turned_q @ turned_k.swapaxes(-1, -2)).astype(mx.float32) * q.shape[-1] ** -0.5
-        weights = mx.softmax(scores, axis=-1)  # (b, nh, n, m + n)
+        weights = mx.softmax(scores, axis=-1)  # (b, heads, n, m + n)
         self.maps.append(weights[0, :, :, :m].mean(axis=0))
         mx.eval(self.maps[-1])
         return roped_attention(q, k, v, rope)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, Unpack, cast, overload
 
 import mlx.core as mx
 from PIL import Image
@@ -23,13 +23,14 @@ from .inference.fast_preview import preview_pixels
 from .inference.loaded_model import LoadedModel
 from .inference.loras import Loras
 from .inference.masks import plan_change
+from .inference.memory_plan import MemoryPlan
 from .inference.picture_file import check_reference_size, remember, to_rgb
 from .inference.progress import progress_bar
 from .inference.request import Options, Request, check_images, check_loading, check_request
 from .inference.serialized import run_serialized
 from .kv_cache import cached_velocity_field
-from .memory import MemoryPlan
 from .models.checkpoint import ModelInfo
+from .models.download import Access
 from .models.families import Box, Family
 from .pipeline import encode_references, guided_field, masked_field, prepare_reference, to_images, velocity_field
 from .sampling import Field, euler, noise, noised
@@ -104,22 +105,28 @@ class Klein:
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path = "nano", *, quantize: int | str | None = None, dtype: mx.Dtype | None = None,
+        cls, name: str | Path = "nano", *, quantize: int | str | None = None, dtype: mx.Dtype | str | None = None,
         parts: str | Path | dict[str, str | Path] | None = None, keep_loaded: bool = False,
         loras: Sequence[str | Path | tuple[str | Path, float]] = (), group: mx.distributed.Group | None = None,
+        revision: str | None = None, token: str | bool | None = None, cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
     ) -> "Klein":  # fmt: skip
         """A bundled model ("nano", "nano-base"), a released one ("4b", …), a hub repository, or a local folder or file.
 
         quantize: bits per weight, 3, 4, 5, 6 or 8, or "mxfp4", "mxfp8" or "nvfp4"; as the files have them if not given.
-        dtype: how the transformer and the text encoder compute; bfloat16 on a GPU, float32 on a CPU if not given.
+        dtype: how the transformer and the text encoder compute, mx.float32 or "float32"; bfloat16 on a GPU, float32 on
+        a CPU if not given, where weights in bfloat16 may still be multiplied as such (see `info.product`).
         parts: the model that has a single file's other parts; or parts to replace, such as {"vae": "small-decoder"}.
         keep_loaded: keep the text encoder in memory between prompts.
         loras: adapter files, each with a scale if not 1: ["dog.safetensors", ("style.safetensors", 0.7)]; see `loras`.
         group: several machines that draw each picture together, all with the same calls: `mx.distributed.init()`.
+        revision, token, cache_dir, local_files_only: as in huggingface_hub, for what is fetched from there.
         Raises UserError, FileError or HubError with the way out.
         """
-        check_loading(name, quantize, dtype, parts, loras)
-        model = run_serialized(LoadedModel.open, name, quantize, dtype, parts, keep_loaded, group)
+        kind: mx.Dtype | None = getattr(mx, dtype, cast(Any, dtype)) if isinstance(dtype, str) else dtype
+        check_loading(name, quantize, kind, parts, loras)
+        access = Access(revision, token, cache_dir, local_files_only)
+        model = run_serialized(LoadedModel.open, name, quantize, kind, parts, keep_loaded, group, access)
         model.loras.add_all(loras)
         return cls(model)
 

@@ -3,12 +3,12 @@
 We make editing cheaper: what the reference pictures have to say is worked out once, and every step only looks it
 up.
 
-Letters: b pictures, r reference tokens, n picture tokens, m text tokens, nh heads, hd channels of a head, d width.
+Letters: b pictures, r reference tokens, n picture tokens, m text tokens, d width.
 
 Sources: keys and values kept in decoding: Shazeer 2019, arXiv 1911.02150. The pattern, in which references see only
 each other at time 0: FLUX.2 [klein] 9b-kv, as diffusers' Flux2KleinKVPipeline runs it.
 
-Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal 62e569cc)
+Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal bcaf912d)
 """
 
 from collections.abc import Callable
@@ -16,20 +16,19 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from .position_ids import Rope, apply_rope, image_ids, reference_ids, rope_table, text_ids
-from .transformer import AttentionFn, DoubleBlock, Transformer, join_heads, modulate, sequential, time_features
+from .transformer import AttentionFn, DoubleBlock, Mod, Transformer, join_heads, modulate, sequential, time_features
 
 __all__ = ["KVCache", "image_stream", "recording_attention", "extract_kv", "cached_attention", "cached_velocity_field"]
 
-KVCache = list[tuple[mx.array, mx.array]]  # keys and values (b, nh, r, hd) of the references, for each block in order
+KVCache = list[tuple[mx.array, mx.array]]  # keys and values (b, heads, r, head_dim) of each block, in order
 
 
-def image_stream(
-    block: DoubleBlock, x: mx.array, mod: list[mx.array], rope: Rope, attention_fn: AttentionFn
-) -> mx.array:
-    """The image stream of a double block, without any text. (b, r, d) → (b, r, d); mod: six arrays (b, 1, d)"""
-    shift1, scale1, gate1, shift2, scale2, gate2 = mod
-    x = x + gate1 * block.img_attn.proj(attention_fn(*block.img_attn.project_qkv(modulate(x, shift1, scale1)), rope))
-    return x + gate2 * sequential(block.img_mlp, modulate(x, shift2, scale2))
+def image_stream(block: DoubleBlock, x: mx.array, mods: list[Mod], rope: Rope, attention_fn: AttentionFn) -> mx.array:
+    """The picture's stream of a double block, without any text. (b, r, d) → (b, r, d)"""
+    mod1, mod2 = mods
+    qkv = block.img_attn.project_qkv(modulate(x, mod1.shift, mod1.scale))
+    x = x + mod1.gate * block.img_attn.proj(attention_fn(*qkv, rope))
+    return x + mod2.gate * sequential(block.img_mlp, modulate(x, mod2.shift, mod2.scale))
 
 
 def recording_attention(cache: KVCache) -> AttentionFn:
@@ -56,10 +55,10 @@ def extract_kv(transformer: Transformer, references: mx.array, ids: mx.array) ->
     time_zero = time_features(mx.zeros((len(references),)), cfg.d_time).astype(references.dtype)
     vec = transformer.time_in(time_zero)  # (b, d)
     x = transformer.img_in(references)  # (b, r, d)
-    mod = transformer.double_stream_modulation_img(vec)
+    mods = transformer.double_stream_modulation_img(vec)
     for double_block in transformer.double_blocks:
-        x = image_stream(double_block, x, mod, rope, attention_fn)
-    mod = transformer.single_stream_modulation(vec)
+        x = image_stream(double_block, x, mods, rope, attention_fn)
+    (mod,) = transformer.single_stream_modulation(vec)
     for single_block in transformer.single_blocks:
         x = single_block(x, mod, rope, attention_fn)
     return cache
@@ -70,12 +69,12 @@ def cached_attention(cache: KVCache) -> AttentionFn:
     layers = iter(cache)
 
     def attention_fn(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
-        b, nh, _, hd = q.shape
-        k_ref, v_ref = (mx.broadcast_to(x, (b, nh, x.shape[2], hd)) for x in next(layers))
+        b, heads, _, head_dim = q.shape
+        k_ref, v_ref = (mx.broadcast_to(x, (b, heads, x.shape[2], head_dim)) for x in next(layers))
         q = apply_rope(q, rope)
-        k = mx.concatenate([k_ref, apply_rope(k, rope)], axis=2)  # (b, nh, r + m + n, hd)
+        k = mx.concatenate([k_ref, apply_rope(k, rope)], axis=2)  # (b, heads, r + m + n, head_dim)
         v = mx.concatenate([v_ref, v], axis=2)
-        return join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=hd**-0.5))
+        return join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=head_dim**-0.5))
 
     return attention_fn
 

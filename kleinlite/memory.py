@@ -1,21 +1,19 @@
 """What it costs.
 
-From the config we predict how many weights and products a picture takes, with a few fitted constants how many
-bytes, with one measured product how many seconds, and then measure.
+Will the 4B run on my computer, and how long will a picture take? You can know both before you download a byte.
 
-Letters: b pictures, s tokens = m text + n picture (and reference) tokens, d width. Everything is counted in bytes,
-or in floating-point operations, two per multiply-add.
+Letters: s tokens of text and picture, d width. FLOPs are floating-point operations, two per multiply-add.
 
-Sources: two operations per weight and token: Kaplan et al. 2020, arXiv 2001.08361. The constants of `plan_memory`
-are fitted to `python -m benchmarks.picture`.
+Sources: two operations per weight and token: Kaplan et al. 2020, arXiv 2001.08361. The roofline: Williams et al.
+2009, doi 10.1145/1498765.1498785. `ACTIVATIONS` is fitted to `python -m benchmarks.picture`.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal fbdb7b8a)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal ebedb0c5)
 """
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -30,14 +28,10 @@ __all__ = [
     "Work",
     "count_step",
     "count_prompt",
-    "MemoryPlan",
-    "compute_dtype",
-    "ENCODE_NUMBERS",
-    "STEP_NUMBERS",
-    "STRIP_BYTES",
-    "KEPT_BYTES",
-    "HasWidth",
-    "plan_memory",
+    "ACTIVATIONS",
+    "Stage",
+    "stage_bytes",
+    "peak_bytes",
 ]
 
 
@@ -51,7 +45,7 @@ def count_parameters(kind: Callable[[Any], nn.Module], cfg: Hashable) -> int:
 
 
 class Work(NamedTuple):
-    """Floating-point operations of a stage: in matrices of weights, and between the tokens in attention."""
+    """Floating-point operations (FLOPs): in matrices of weights, and between the tokens in attention."""
 
     matrices: int
     attention: int
@@ -73,96 +67,43 @@ def count_step(cfg: TransformerConfig, text: int, image: int) -> Work:
 
 def count_prompt(cfg: TextEncoderConfig) -> Work:
     """The layers up to the highest tap, for one prompt, padded to `cfg.max_length` tokens."""
-    weights = 2 * cfg.d * (cfg.heads + cfg.kv_heads) * cfg.hd + 3 * cfg.d * cfg.d_mlp  # of a layer
+    weights = 2 * cfg.d * (cfg.heads + cfg.kv_heads) * cfg.head_dim + 3 * cfg.d * cfg.d_mlp  # of a layer
     layers = max(cfg.out_layers)
     m = cfg.max_length
-    return Work(matrices=2 * layers * weights * m, attention=4 * layers * m**2 * cfg.heads * cfg.hd)
+    return Work(matrices=2 * layers * weights * m, attention=4 * layers * m**2 * cfg.heads * cfg.head_dim)
 
 
-class MemoryPlan(NamedTuple):
-    """The memory that a picture takes, in bytes: the weights of each part, and what each stage needs on top."""
-
-    text_encoder: int
-    transformer: int
-    autoencoder: int
-    encode: int
-    step: int
-    decode: int  # or, if that is more, to encode a reference
-
-    @property
-    def peak_bytes(self) -> int:
-        """If each part is in memory only while it works: the largest of the three stages."""
-        return max(self.text_encoder + self.encode, self.transformer + self.step, self.autoencoder + self.decode)
-
-    @property
-    def peak_bytes_all_loaded(self) -> int:
-        """If all parts stay."""
-        weights = self.text_encoder + self.transformer + self.autoencoder
-        return weights + max(self.encode, self.step, self.decode)
+ACTIVATIONS = 72  # numbers per token and channel at the busiest moment: `python -m benchmarks.picture`
 
 
-def compute_dtype() -> mx.Dtype:
-    """bfloat16 on a GPU. On a CPU float32: MLX has no quick half-precision product there."""
-    return mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
+class Stage(NamedTuple):
+    """The memory of one stage in bytes: the weights of the part that runs, and what it works with."""
+
+    weights: int
+    activations: int
 
 
-# Fitted to `python -m benchmarks.picture` on a CPU, which measures every stage beside what is predicted here:
-ENCODE_NUMBERS = 56  # per token and channel: what the text encoder holds between two products
-STEP_NUMBERS = 72  # per token and channel: what the transformer holds between two products
-STRIP_BYTES = 5 * 2**24  # what the decoder's convolutions hold besides, strip by strip
-KEPT_BYTES = 2**29  # an upsampled picture of more than this is made twice rather than kept
+def stage_bytes(
+    configs: tuple[TransformerConfig, TextEncoderConfig, AutoencoderConfig], side: int, bits: float = 16
+) -> dict[str, Stage]:
+    """What the stages of a picture of side × side pixels take, one after the other.
 
-
-class HasWidth(Hashable, Protocol):
-    """What `plan_memory` asks of a transformer's config."""
-
-    @property
-    def d(self) -> int: ...
-
-
-def plan_memory(
-    configs: tuple[HasWidth, TextEncoderConfig, AutoencoderConfig],
-    *,
-    width: int,
-    height: int,
-    bits: float | tuple[float, float] = 16,
-    reference_tokens: int = 0,
-    b: int = 1,
-    cpu: bool | None = None,
-    networks: tuple[Callable[[Any], nn.Module], Callable[[Any], nn.Module]] = (Transformer, Autoencoder),
-    cached: bool = False,
-) -> MemoryPlan:
-    """The bytes that b pictures of width × height pixels will take, from the configs and the constants above.
-
-    configs: of transformer, text encoder, autoencoder. bits: per weight, scales included; two numbers if transformer
-    and text encoder differ. reference_tokens: of all reference pictures of one picture. cpu: as MLX is set if not
-    given. networks: the classes of the first and the last config. cached: whether each block's keys and values of the
-    references stay from step to step.
+    configs: of transformer, text encoder and autoencoder. bits: of a weight; the autoencoder's stay in 32. Activations
+    have 16 bits, the decoder's 32.
     """
-    cfg, text_cfg, vae_cfg = configs
-    if cpu is None:
-        cpu = compute_dtype() == mx.float32
-    transformer_bits, text_bits = bits if isinstance(bits, tuple) else (bits, bits)
-    number_bytes = 4 if cpu else 2  # in flight; 4 in the decoder
-    text_tokens = b * text_cfg.max_length
-    drawn_tokens = text_tokens + b * (width * height // 256)
-    tokens = drawn_tokens + b * reference_tokens
-    cache_numbers = 0
-    if cached and isinstance(cfg, TransformerConfig):
-        tokens = max(drawn_tokens, reference_tokens)  # a step looks references up; before, one pass reads them alone
-        cache_numbers = 2 * reference_tokens * (cfg.double_blocks + cfg.single_blocks)  # a key and a value
-    encode_numbers = max(ENCODE_NUMBERS * text_tokens, 2 * text_cfg.d_mlp)  # at least a copy of the largest matrices
-    step_numbers = max(STEP_NUMBERS * tokens, 9 * cfg.d) + cache_numbers
-    finest, next_level = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
-    pixel_bytes = 4 * b * width * height
-    kept = next_level if pixel_bytes * next_level <= KEPT_BYTES else 0
-    reference_bytes = 4 * 256 * min(reference_tokens, 4096)  # as if it were one; none is larger than 1024²
-    widest = max(pixel_bytes * max(finest, kept), reference_bytes * vae_cfg.channels[0])
-    return MemoryPlan(
-        text_encoder=int(count_parameters(TextEncoder, text_cfg) * text_bits / 8),
-        transformer=int(count_parameters(networks[0], cfg) * transformer_bits / 8),
-        autoencoder=4 * count_parameters(networks[1], vae_cfg),
-        encode=number_bytes * text_cfg.d * encode_numbers,
-        step=number_bytes * cfg.d * step_numbers,
-        decode=2 * widest + STRIP_BYTES,  # two arrays: what goes into a block, and what comes out
-    )
+    cfg, text, autoencoder = configs
+    m = text.max_length
+    tokens = m + (side // 16) ** 2
+    channels = (autoencoder.decoder_channels or autoencoder.channels)[0]
+    return {
+        "prompt": Stage(int(count_parameters(TextEncoder, text) * bits / 8), 2 * ACTIVATIONS * m * text.d),
+        "steps": Stage(int(count_parameters(Transformer, cfg) * bits / 8), 2 * ACTIVATIONS * tokens * cfg.d),
+        "decoder": Stage(4 * count_parameters(Autoencoder, autoencoder), 2 * 4 * channels * side**2),
+    }
+
+
+def peak_bytes(
+    configs: tuple[TransformerConfig, TextEncoderConfig, AutoencoderConfig], side: int, bits: float = 16
+) -> int:
+    """The most memory that a picture takes at one time, in bytes, if only the part that runs is loaded."""
+    return max(sum(stage) for stage in stage_bytes(configs, side, bits).values())

@@ -1,14 +1,13 @@
 """Position ids.
 
-We give every token four coordinates and build the rotation that makes attention depend on the distance between
-them.
+Attention sees a bag of patches. How does a patch know where it is?
 
 Letters: b pictures, s tokens, nh heads, hd channels of a head, gh and gw rows and columns of a picture's tokens.
 
 Sources: RoPE: Su et al. 2021, arXiv 2104.09864. The four axes, their order and theta: the released FLUX.2
-transformer, as diffusers' Flux2PosEmbed computes them.
+transformer, as diffusers' Flux2PosEmbed computes them. Some descriptions have other axes or times (corrections).
 
-Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal f48f12fc)
+Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal 014f89f4)
 """
 
 import mlx.core as mx

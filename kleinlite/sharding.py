@@ -2,12 +2,12 @@
 
 We cut a model so that several machines draw one picture together, and say beforehand for which wire that pays.
 
-Letters: b pictures, s tokens = m text + n picture tokens, d width, nh heads, hd channels of a head, N machines.
+Letters: b pictures, s tokens = m text + n picture tokens, d width, N machines.
 
 Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Stale values: Li et al. 2024
 (DistriFusion), arXiv 2402.19481; Fang et al. 2024 (PipeFusion), arXiv 2405.14430.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal 2ac37588)
+Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal c84603b9)
 """
 
 import math
@@ -64,9 +64,8 @@ def find_cuts(network: nn.Module) -> dict[str, tuple[int, list[int]]]:
 
 
 def head_counts(module: nn.Module) -> dict[str, int]:
-    """The numbers of heads that a module works on, by the names that the chapters give them."""
-    counts = {name: getattr(module, name, None) for name in ("heads", "nh", "_nh", "_heads", "_kv_heads")}
-    return {name: count for name, count in counts.items() if isinstance(count, int)}
+    """The numbers of heads that a module works on: `heads`, and `kv_heads` where keys have fewer."""
+    return {name: count for name, count in vars(module).items() if name in ("heads", "kv_heads")}
 
 
 def common_divisor(network: nn.Module) -> int:

@@ -1,15 +1,14 @@
 """Text encoder.
 
-We rebuild Qwen3, a language model, and stack the outputs of three of its middle layers for every word of the
-prompt.
+A language model reads the prompt, though it has never seen a picture. Why does that work?
 
-Letters: b prompts, m tokens of a prompt, d width, nh heads, hd channels of a head.
+Letters: b prompts, m tokens of a prompt, d width.
 
 Sources: Qwen3: Yang et al. 2025, arXiv 2505.09388. Grouped queries: Ainslie et al. 2023, arXiv 2305.13245. SwiGLU:
 Shazeer 2020, arXiv 2002.05202. RMSNorm: Zhang and Sennrich 2019, arXiv 1910.07467. The template and the three
-layers: diffusers' Flux2KleinPipeline.
+layers: diffusers' Flux2KleinPipeline. Our tests compare with the values of diffusers and transformers.
 
-Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal c6aa1414)
+Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 4ae5757c)
 """
 
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ class TextEncoderConfig:
     layers: int = 36
     heads: int = 32
     kv_heads: int = 8
-    hd: int = 128
+    head_dim: int = 128
     theta: float = 1e6
     eps: float = 1e-6
     tied: bool = True  # the language-model head is the embedding table; False for Qwen3-8B
@@ -79,7 +78,9 @@ class TextEncoderConfig:
 
     @classmethod
     def tiny(cls) -> "TextEncoderConfig":
-        return cls(vocab=97, d=24, d_mlp=40, layers=4, heads=4, kv_heads=2, hd=8, out_layers=(1, 2, 3), max_length=32)
+        return cls(
+            vocab=97, d=24, d_mlp=40, layers=4, heads=4, kv_heads=2, head_dim=8, out_layers=(1, 2, 3), max_length=32
+        )
 
 
 class RMSNorm(nn.Module):
@@ -105,30 +106,30 @@ class Attention(nn.Module):
 
     def __init__(self, cfg: TextEncoderConfig):
         super().__init__()
-        self._heads = cfg.heads
-        self._kv_heads = cfg.kv_heads
-        self._hd = cfg.hd
-        self._theta = cfg.theta
-        self.q_proj = nn.Linear(cfg.d, cfg.heads * cfg.hd, bias=False)
-        self.k_proj = nn.Linear(cfg.d, cfg.kv_heads * cfg.hd, bias=False)
-        self.v_proj = nn.Linear(cfg.d, cfg.kv_heads * cfg.hd, bias=False)
-        self.o_proj = nn.Linear(cfg.heads * cfg.hd, cfg.d, bias=False)
-        self.q_norm = RMSNorm(cfg.hd, cfg.eps)
-        self.k_norm = RMSNorm(cfg.hd, cfg.eps)
+        self.heads = cfg.heads
+        self.kv_heads = cfg.kv_heads
+        self.head_dim = cfg.head_dim
+        self.theta = cfg.theta
+        self.q_proj = nn.Linear(cfg.d, cfg.heads * cfg.head_dim, bias=False)
+        self.k_proj = nn.Linear(cfg.d, cfg.kv_heads * cfg.head_dim, bias=False)
+        self.v_proj = nn.Linear(cfg.d, cfg.kv_heads * cfg.head_dim, bias=False)
+        self.o_proj = nn.Linear(cfg.heads * cfg.head_dim, cfg.d, bias=False)
+        self.q_norm = RMSNorm(cfg.head_dim, cfg.eps)
+        self.k_norm = RMSNorm(cfg.head_dim, cfg.eps)
 
     def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
         b, m, _ = x.shape
 
-        def split(y: mx.array, nh: int) -> mx.array:
-            return y.reshape(b, m, nh, self._hd).transpose(0, 2, 1, 3)  # (b, nh, m, hd)
+        def split(y: mx.array, heads: int) -> mx.array:
+            return y.reshape(b, m, heads, self.head_dim).transpose(0, 2, 1, 3)  # (b, heads, m, head_dim)
 
         def rope(y: mx.array) -> mx.array:
-            return mx.fast.rope(y, self._hd, traditional=False, base=self._theta, scale=1.0, offset=0)
+            return mx.fast.rope(y, self.head_dim, traditional=False, base=self.theta, scale=1.0, offset=0)
 
-        q = rope(self.q_norm(split(self.q_proj(x), self._heads)))
-        k = rope(self.k_norm(split(self.k_proj(x), self._kv_heads)))
-        v = split(self.v_proj(x), self._kv_heads)
-        y = mx.fast.scaled_dot_product_attention(q, k, v, scale=self._hd**-0.5, mask=mask)  # (b, nh, m, hd)
+        q = rope(self.q_norm(split(self.q_proj(x), self.heads)))
+        k = rope(self.k_norm(split(self.k_proj(x), self.kv_heads)))
+        v = split(self.v_proj(x), self.kv_heads)
+        y = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.head_dim**-0.5, mask=mask)
         return self.o_proj(y.transpose(0, 2, 1, 3).reshape(b, m, -1))
 
 

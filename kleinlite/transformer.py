@@ -1,21 +1,21 @@
 """The transformer.
 
-We build the network that reads a noisy picture and a prompt and answers with a velocity: the direction away from
-the picture.
+One network gets noise, a prompt and a noise level, and answers with a direction. How do three things so different
+come together in it?
 
-Letters: b pictures, n picture tokens, m text tokens, s = m + n, d width, nh heads, hd channels of a head, d_mlp
-width inside the MLP.
+Letters: b pictures, n picture tokens, m text tokens, s = m + n, d width, d_mlp width inside the MLP.
 
 Sources: adaLN: Peebles and Xie 2022 (DiT), arXiv 2212.09748. Two streams, one attention: Esser et al. 2024 (MMDiT),
 arXiv 2403.03206. Norms on queries and keys, attention beside MLP: Dehghani et al. 2023 (ViT-22B), arXiv 2302.05442.
 SwiGLU: Shazeer 2020, arXiv 2002.05202. Shapes and constants: diffusers' Flux2Transformer2DModel.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 43fc5886)
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 08f4e3f1)
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,6 +27,7 @@ __all__ = [
     "linear",
     "time_features",
     "TimeEmbedding",
+    "Mod",
     "Modulation",
     "modulate",
     "HeadRMSNorm",
@@ -61,14 +62,14 @@ class TransformerConfig:
     d_time: int = 256
 
     @property
-    def hd(self) -> int:
+    def head_dim(self) -> int:
         """Channels of a head."""
         return sum(self.axes)
 
     @property
     def d(self) -> int:
         """Channels of a token."""
-        return self.heads * self.hd
+        return self.heads * self.head_dim
 
     @property
     def d_mlp(self) -> int:
@@ -104,16 +105,29 @@ class TimeEmbedding(nn.Module):
         return self.out_layer(nn.silu(self.in_layer(x)))
 
 
+class Mod(NamedTuple):
+    """How the time steers one part of a block: shift and scale what it reads, gate what it writes. (b, 1, d) each"""
+
+    shift: mx.array
+    scale: mx.array
+    gate: mx.array
+
+
 class Modulation(nn.Module):
-    """From the time embedding, `count` vectors (b, 1, d) that shift, scale and gate the blocks."""
+    """From the time's vector (b, d), a `Mod` for each of `count` parts of a block. Fresh, it is all zeros.
+
+    adaLN-Zero: Peebles and Xie 2022 (DiT), arXiv 2212.09748.
+    """
 
     def __init__(self, d: int, count: int):
         super().__init__()
-        self.lin = linear(d, count * d)
-        self._count = count
+        self.lin = linear(d, 3 * count * d)
+        self.lin.weight = mx.zeros_like(self.lin.weight)  # so a fresh block writes nothing
+        self.count = count
 
-    def __call__(self, vec: mx.array) -> list[mx.array]:
-        return list(mx.split(self.lin(nn.silu(vec))[:, None], self._count, axis=-1))
+    def __call__(self, vec: mx.array) -> list[Mod]:
+        vectors = mx.split(self.lin(nn.silu(vec))[:, None], 3 * self.count, axis=-1)
+        return [Mod(*vectors[i : i + 3]) for i in range(0, 3 * self.count, 3)]
 
 
 def modulate(x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
@@ -122,11 +136,11 @@ def modulate(x: mx.array, shift: mx.array, scale: mx.array) -> mx.array:
 
 
 class HeadRMSNorm(nn.Module):
-    """RMSNorm over the channels of one head (eps 1e-6). (b, nh, s, hd) → same"""
+    """RMSNorm over the channels of one head (eps 1e-6). (b, heads, s, head_dim) → same"""
 
-    def __init__(self, hd: int):
+    def __init__(self, head_dim: int):
         super().__init__()
-        self.scale = mx.ones((hd,))
+        self.scale = mx.ones((head_dim,))
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.fast.rms_norm(x, self.scale, 1e-6)
@@ -135,33 +149,33 @@ class HeadRMSNorm(nn.Module):
 class QKNorm(nn.Module):
     """One norm for queries, one for keys, shared by all heads."""
 
-    def __init__(self, hd: int):
+    def __init__(self, head_dim: int):
         super().__init__()
-        self.query_norm = HeadRMSNorm(hd)
-        self.key_norm = HeadRMSNorm(hd)
+        self.query_norm = HeadRMSNorm(head_dim)
+        self.key_norm = HeadRMSNorm(head_dim)
 
     def __call__(self, q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
         return self.query_norm(q), self.key_norm(k)
 
 
-def split_heads(x: mx.array, count: int, nh: int) -> list[mx.array]:
-    """(b, s, count·nh·hd) → `count` arrays (b, nh, s, hd)"""
+def split_heads(x: mx.array, count: int, heads: int) -> list[mx.array]:
+    """(b, s, count·heads·head_dim) → `count` arrays (b, heads, s, head_dim)"""
     b, s, _ = x.shape
-    x = x.reshape(b, s, count, nh, -1).transpose(2, 0, 3, 1, 4)  # (count, b, nh, s, hd)
+    x = x.reshape(b, s, count, heads, -1).transpose(2, 0, 3, 1, 4)  # (count, b, heads, s, head_dim)
     return list(x)
 
 
 def join_heads(x: mx.array) -> mx.array:
-    """(b, nh, s, hd) → (b, s, nh·hd)"""
-    b, nh, s, hd = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(b, s, nh * hd)
+    """(b, heads, s, head_dim) → (b, s, heads·head_dim)"""
+    b, heads, s, head_dim = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(b, s, heads * head_dim)
 
 
 AttentionFn = Callable[[mx.array, mx.array, mx.array, Rope], mx.array]  # queries, keys, values, table → (b, s, d)
 
 
 def roped_attention(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
-    """Every token attends to every token, queries and keys rotated by position. (b, nh, s, hd) → (b, s, d)"""
+    """Every token attends to every token, queries and keys rotated by position. (b, heads, s, head_dim) → (b, s, d)"""
     q = apply_rope(q, rope)
     k = apply_rope(k, rope)
     return join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5))
@@ -190,21 +204,21 @@ def sequential(layers: list[nn.Module], x: mx.array) -> mx.array:
 class StreamAttention(nn.Module):
     """One stream's own matrices for a joint attention: queries, keys, values in, projection out."""
 
-    def __init__(self, d: int, nh: int):
+    def __init__(self, d: int, heads: int):
         super().__init__()
         self.qkv = linear(d, 3 * d)
-        self.norm = QKNorm(d // nh)
+        self.norm = QKNorm(d // heads)
         self.proj = linear(d, d)
-        self._nh = nh
+        self.heads = heads
 
     def project_qkv(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """(b, s, d) → queries, keys, values (b, nh, s, hd), queries and keys normed"""
-        q, k, v = split_heads(self.qkv(x), 3, self._nh)
+        """(b, s, d) → queries, keys, values (b, heads, s, head_dim), queries and keys normed"""
+        q, k, v = split_heads(self.qkv(x), 3, self.heads)
         return *self.norm(q, k), v
 
 
 class DoubleBlock(nn.Module):
-    """Text and image keep their own weights and meet in one attention. img (b, n, d), txt (b, m, d) → same"""
+    """Text and picture keep their own weights and meet in one attention. img (b, n, d), txt (b, m, d) → same"""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -217,22 +231,23 @@ class DoubleBlock(nn.Module):
         self,
         img: mx.array,
         txt: mx.array,
-        img_mod: list[mx.array],
-        txt_mod: list[mx.array],
+        img_mods: list[Mod],
+        txt_mods: list[Mod],
         rope: Rope,
-        attention_fn: AttentionFn | None = None,
+        attention_fn: AttentionFn = roped_attention,
     ) -> tuple[mx.array, mx.array]:
-        i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = img_mod
-        t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = txt_mod
-        m = txt.shape[1]
-        img_qkv = self.img_attn.project_qkv(modulate(img, i_shift1, i_scale1))
-        txt_qkv = self.txt_attn.project_qkv(modulate(txt, t_shift1, t_scale1))
-        q, k, v = (mx.concatenate([t, i], axis=2) for t, i in zip(txt_qkv, img_qkv))  # text first: (b, nh, m + n, hd)
-        y = (attention_fn or roped_attention)(q, k, v, rope)  # (b, m + n, d)
-        img = img + i_gate1 * self.img_attn.proj(y[:, m:])
-        txt = txt + t_gate1 * self.txt_attn.proj(y[:, :m])
-        img = img + i_gate2 * sequential(self.img_mlp, modulate(img, i_shift2, i_scale2))
-        txt = txt + t_gate2 * sequential(self.txt_mlp, modulate(txt, t_shift2, t_scale2))
+        """img_mods and txt_mods: two `Mod`s each, for attention and for the MLP."""
+        img_mod1, img_mod2 = img_mods
+        txt_mod1, txt_mod2 = txt_mods
+        img_qkv = self.img_attn.project_qkv(modulate(img, img_mod1.shift, img_mod1.scale))
+        txt_qkv = self.txt_attn.project_qkv(modulate(txt, txt_mod1.shift, txt_mod1.scale))
+        q, k, v = (mx.concatenate(list(pair), axis=2) for pair in zip(txt_qkv, img_qkv))  # text first
+        y = attention_fn(q, k, v, rope)  # (b, m + n, d)
+        for_txt, for_img = mx.split(y, [txt.shape[1]], axis=1)
+        img = img + img_mod1.gate * self.img_attn.proj(for_img)
+        txt = txt + txt_mod1.gate * self.txt_attn.proj(for_txt)
+        img = img + img_mod2.gate * sequential(self.img_mlp, modulate(img, img_mod2.shift, img_mod2.scale))
+        txt = txt + txt_mod2.gate * sequential(self.txt_mlp, modulate(txt, txt_mod2.shift, txt_mod2.scale))
         return img, txt
 
 
@@ -243,19 +258,17 @@ class SingleBlock(nn.Module):
         super().__init__()
         self.linear1 = linear(cfg.d, 3 * cfg.d + 2 * cfg.d_mlp)
         self.linear2 = linear(cfg.d + cfg.d_mlp, cfg.d)
-        self.norm = QKNorm(cfg.hd)
+        self.norm = QKNorm(cfg.head_dim)
         self.act = SwiGLU()
-        self._nh = cfg.heads
-        self._hd = cfg.hd
+        self.heads = cfg.heads
+        self.head_dim = cfg.head_dim
 
-    def __call__(
-        self, x: mx.array, mod: list[mx.array], rope: Rope, attention_fn: AttentionFn | None = None
-    ) -> mx.array:
-        shift, scale, gate = mod
-        qkv, up = mx.split(self.linear1(modulate(x, shift, scale)), [3 * self._nh * self._hd], axis=-1)
-        q, k, v = split_heads(qkv, 3, self._nh)
-        y = (attention_fn or roped_attention)(*self.norm(q, k), v, rope)
-        return x + gate * self.linear2(mx.concatenate([y, self.act(up)], axis=-1))
+    def __call__(self, x: mx.array, mod: Mod, rope: Rope, attention_fn: AttentionFn = roped_attention) -> mx.array:
+        fused = self.linear1(modulate(x, mod.shift, mod.scale))
+        qkv, gate_up = mx.split(fused, [3 * self.heads * self.head_dim], axis=-1)
+        q, k, v = split_heads(qkv, 3, self.heads)
+        y = attention_fn(*self.norm(q, k), v, rope)
+        return x + mod.gate * self.linear2(mx.concatenate([y, self.act(gate_up)], axis=-1))
 
 
 class FinalLayer(nn.Module):
@@ -267,7 +280,7 @@ class FinalLayer(nn.Module):
         self.linear = linear(cfg.d, cfg.d_latent)
 
     def __call__(self, x: mx.array, vec: mx.array) -> mx.array:
-        shift, scale = mx.split(self.adaLN_modulation[1](nn.silu(vec))[:, None], 2, axis=-1)
+        shift, scale = mx.split(sequential(self.adaLN_modulation, vec)[:, None], 2, axis=-1)
         return self.linear(modulate(x, shift, scale))
 
 
@@ -280,9 +293,9 @@ class Transformer(nn.Module):
         self.img_in = linear(cfg.d_latent, cfg.d)
         self.txt_in = linear(cfg.d_text, cfg.d)
         self.time_in = TimeEmbedding(cfg.d_time, cfg.d)
-        self.double_stream_modulation_img = Modulation(cfg.d, 6)
-        self.double_stream_modulation_txt = Modulation(cfg.d, 6)
-        self.single_stream_modulation = Modulation(cfg.d, 3)
+        self.double_stream_modulation_img = Modulation(cfg.d, 2)
+        self.double_stream_modulation_txt = Modulation(cfg.d, 2)
+        self.single_stream_modulation = Modulation(cfg.d, 1)
         self.double_blocks = [DoubleBlock(cfg) for _ in range(cfg.double_blocks)]
         self.single_blocks = [SingleBlock(cfg) for _ in range(cfg.single_blocks)]
         self.final_layer = FinalLayer(cfg)
@@ -311,14 +324,15 @@ class Transformer(nn.Module):
             assert img_ids is not None and txt_ids is not None, "give the ids, or the rope made of them"
             rope = self.rope(img_ids, txt_ids)
         vec = self.time_in(time_features(t, self.cfg.d_time).astype(img.dtype))  # (b, d)
-        img_mod = self.double_stream_modulation_img(vec)
-        txt_mod = self.double_stream_modulation_txt(vec)
+        img_mods = self.double_stream_modulation_img(vec)
+        txt_mods = self.double_stream_modulation_txt(vec)
+        (mod,) = self.single_stream_modulation(vec)
+        attention_fn = attention_fn or roped_attention
         img = self.img_in(img)
         txt = self.txt_in(txt)
         for block in self.double_blocks:
-            img, txt = block(img, txt, img_mod, txt_mod, rope, attention_fn)
+            img, txt = block(img, txt, img_mods, txt_mods, rope, attention_fn)
         x = mx.concatenate([txt, img], axis=1)  # (b, m + n, d)
-        mod = self.single_stream_modulation(vec)
         for single_block in self.single_blocks:
             x = single_block(x, mod, rope, attention_fn)
         return self.final_layer(x[:, txt.shape[1] :], vec)

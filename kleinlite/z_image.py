@@ -4,12 +4,12 @@ We build a second system, Z-Image-Turbo, from the parts that we own, and ask of 
 necessity?
 
 Letters: b pictures, (gh, gw) rows and columns of patches, n = gh·gw picture tokens, m caption tokens, s = all rows,
-d width, nh heads, hd channels of a head.
+d width.
 
 Sources: Z-Image, 2025, arXiv 2511.22699; constants: the released files of Tongyi-MAI/Z-Image-Turbo and diffusers'
 ZImageTransformer2DModel; names: Comfy-Org/z_image_turbo.
 
-Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 16e66af0)
+Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 774eb480)
 """
 
 from collections.abc import Callable
@@ -62,14 +62,14 @@ class ZImageConfig:
     eps: float = 1e-5  # of all RMS norms
 
     @property
-    def hd(self) -> int:
+    def head_dim(self) -> int:
         """Channels of a head."""
         return sum(self.axes)
 
     @property
     def d(self) -> int:
         """Width."""
-        return self.heads * self.hd
+        return self.heads * self.head_dim
 
     @property
     def d_vec(self) -> int:
@@ -165,11 +165,11 @@ class SelfAttention(nn.Module):
         self.heads = cfg.heads
         self.qkv = linear(cfg.d, 3 * cfg.d)
         self.out = linear(cfg.d, cfg.d)
-        self.q_norm = RMSNorm(cfg.hd, cfg.eps)
-        self.k_norm = RMSNorm(cfg.hd, cfg.eps)
+        self.q_norm = RMSNorm(cfg.head_dim, cfg.eps)
+        self.k_norm = RMSNorm(cfg.head_dim, cfg.eps)
 
     def __call__(self, x: mx.array, rope: Rope) -> mx.array:
-        q, k, v = split_heads(self.qkv(x), 3, self.heads)  # (b, nh, s, hd) each
+        q, k, v = split_heads(self.qkv(x), 3, self.heads)  # (b, heads, s, head_dim) each
         return self.out(roped_attention(self.q_norm(q), self.k_norm(k), v, rope))
 
 

@@ -1,11 +1,12 @@
-"""The ladder of chapters 0 to 5: their small kleins trained with three seeds, and a picture of each.
+"""The ladder: our small klein after each of the first chapters, trained with three seeds, and its picture.
 
-    python -m recipe.ladder          all rows, three seeds: about half an hour of two cores
+    python -m recipe.ladder          all chapters, three seeds: about a quarter of an hour of two cores
     python -m recipe.ladder 02 03    these chapters only; the other rows stay as they are
+    python -m recipe.ladder figure   the figure alone, from the rows that are stored
 
 Each chapter's cells marked `#| ladder` (and those that are promoted) are run as they stand, so that the figure shows
-what the chapters draw. Writes notebooks/ladder.json, notebooks/images/ladder-*.png, a row each, and
-ladder.png, the figure of the README: chapters 0, 1, 2, 3, 5 and klein-nano.
+what the chapters draw. Writes notebooks/ladder.json, notebooks/images/ladder-*.png, a row each, and ladder.png, the
+figure of the README: a blank sheet, every row that rises above the one before, and klein-nano.
 """
 
 import json
@@ -24,9 +25,12 @@ from kleinlite import Klein
 from kleinlite.book import plots, world
 from kleinlite.book.ladder import Block, PlainKlein, even_times, loss_on, to_patches, to_pictures, train, walk
 from kleinlite.files import write_json
+from kleinlite.nano.shapes import pixels
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 SEEDS = (0, 1, 2)
+BLANK = "blank sheet"
+LEAST_RISE = 3  # right kinds of 48, in the mean of the seeds: a smaller rise may be luck
 
 
 def chapter_rows(notebook: Path, seed: int) -> list[world.Row]:
@@ -43,49 +47,74 @@ def chapter_rows(notebook: Path, seed: int) -> list[world.Row]:
     return rows
 
 
+def has_ladder(notebook: Path) -> bool:
+    """Whether a chapter has cells marked `#| ladder`."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return any("".join(cell["source"]).startswith("#| ladder") for cell in cells)
+
+
+def blank_sheets(size: int = 48) -> mx.array:
+    """Plain paper for every picture of the exam: (32, size, size, 3)."""
+    pictures = world.make_exam(size).pictures
+    return mx.broadcast_to(pictures[0, 0, 0], pictures.shape)
+
+
+def mean_kinds(row: dict[str, Any]) -> float:
+    """The right kinds of a stored row, in the mean of its seeds."""
+    return sum(row["kinds"]) / len(row["kinds"])
+
+
+def rising(ladder: dict[str, Any]) -> list[str]:
+    """The blank sheet, and each row with at least `LEAST_RISE` more right kinds than the last one kept."""
+    kept = [BLANK]
+    for name in sorted(ladder.keys() - {BLANK}):
+        if mean_kinds(ladder[name]) >= mean_kinds(ladder[kept[-1]]) + LEAST_RISE:
+            kept.append(name)
+    return kept
+
+
 def strip(drawn: mx.array, side: int = 96) -> Image.Image:
     """The pictures of an exam (32, size, size, 3) that a page shows, side by side, enlarged without smoothing."""
     picture = Image.new("RGB", (side * len(world.SHOWN), side))
     for i, number in enumerate(world.SHOWN):
-        pixels = ((drawn[number] + 1) * 127.5).astype(mx.uint8)
-        shown = Image.frombytes("RGB", pixels.shape[:2], bytes(memoryview(pixels)))
+        values = ((drawn[number] + 1) * 127.5).astype(mx.uint8)
+        shown = Image.frombytes("RGB", values.shape[:2], bytes(memoryview(values)))
         picture.paste(shown.resize((side, side), Image.Resampling.NEAREST), (i * side, 0))
     return picture
 
 
-STEPS = {  # rows of the figure: the file's name, what is said beside it
-    "0-pixels": "0 pixels", "1-latents": "1 latents", "2-positions": "2 positions", "3-sentences": "3 sentences",
-    "5-two-streams": "5 klein's\nblocks",
-}  # fmt: skip
+def figure(ladder: dict[str, Any]) -> Image.Image:
+    """The rows that rise and, as the last one, klein-nano's; each with its name and its mean of right kinds."""
+    rows = []
+    for name in rising(ladder):
+        picture = strip(blank_sheets()) if name == BLANK else Image.open(NOTEBOOKS / "images" / ladder[name]["picture"])
+        rows.append((name, mean_kinds(ladder[name]), picture))
+    exam = world.make_exam(96)
+    drawn = Klein.from_pretrained("nano")(exam.sentences, seed=[7] * len(exam.sentences), progress=False)
+    nano = mx.stack([pixels(picture) / 127.5 - 1 for picture in drawn])
+    rows.append(("klein-nano", world.count_right(list(nano), exam.scenes)[0], strip(nano)))
 
-
-def figure() -> Image.Image:
-    """Rows of the ladder and, as the last one, klein-nano's pictures for the same sentences; with their names."""
-    rows = {said: Image.open(NOTEBOOKS / "images" / f"ladder-{name}.png") for name, said in STEPS.items()}
-    sentences = [world.make_exam().sentences[i] for i in world.SHOWN]
-    side = rows["0 pixels"].height
-    nano = Image.new("RGB", rows["0 pixels"].size)
-    for i, picture in enumerate(Klein.from_pretrained("nano")(sentences, seed=[7] * len(sentences), progress=False)):
-        nano.paste(picture, (i * side, 0))
-    left, top, step = 104, 66, side + 4
-    whole = Image.new("RGB", (left + nano.width, top + 6 * step), "white")
+    side = rows[0][2].height
+    left, top, step = 112, 80, side + 4
+    whole = Image.new("RGB", (left + rows[0][2].width, top + len(rows) * step), "white")
     pen = ImageDraw.Draw(whole)
-    for i, sentence in enumerate(sentences):
+    for i, number in enumerate(world.SHOWN):
+        asked = textwrap.fill(exam.sentences[number], 14)
         place = (left + (i + 0.5) * side, top - 6)
-        pen.multiline_text(
-            place, textwrap.fill(sentence, 14), "black", ImageFont.load_default(12), anchor="md", align="center"
-        )
-    for i, (said, row) in enumerate([*rows.items(), ("klein-nano", nano)]):
-        whole.paste(row, (left, top + i * step))
-        pen.multiline_text((6, top + i * step + side / 2), said, "black", ImageFont.load_default(15), anchor="lm")
+        pen.multiline_text(place, asked, "black", ImageFont.load_default(12), anchor="md", align="center")
+    for i, (name, kinds, picture) in enumerate(rows):
+        whole.paste(picture, (left, top + i * step))
+        middle = top + i * step + side / 2
+        pen.text((6, middle - 9), name, "black", ImageFont.load_default(15), anchor="lm")
+        pen.text((6, middle + 11), f"{kinds:.0f} of 48 kinds", "#555", ImageFont.load_default(12), anchor="lm")
     return whole
 
 
 def draw_pixels() -> mx.array:
     """What chapter 0's network draws when a patch is 8 × 8 pixels: the opening of chapter 1."""
-    seen = world.make_world(1500)
+    seen = world.make_world(500, alone=True)
+    kept = world.make_world(64, kept_back=True, alone=True)
     exam = world.make_exam()
-    kept = world.make_world(64, kept_back=True)
     mx.random.seed(0)
     net = PlainKlein(192, nn.Embedding(16, 96), [Block() for _ in range(3)])
     train(net, to_patches(seen.pictures, 8), seen.labels)
@@ -94,24 +123,34 @@ def draw_pixels() -> mx.array:
     return world.judge("pixels, 8 × 8", loss, drawn, exam).drawn
 
 
+def measure(chapter: str, file: Path, ladder: dict[str, Any]) -> None:
+    """Train a chapter's rows with each seed; store their numbers, and the pictures of the first seed."""
+    notebook = next(NOTEBOOKS.glob(f"{chapter}_*.ipynb"))
+    for name in [name for name in ladder if name.startswith(f"{int(chapter)} ")]:
+        del ladder[name]
+    for seed in SEEDS:
+        for row in chapter_rows(notebook, seed):
+            entry = ladder.setdefault(row.name, {"loss": [], "kinds": [], "colors": []})
+            for key, value in (("loss", round(row.loss, 4)), ("kinds", row.kinds), ("colors", row.colors)):
+                entry[key].append(value)
+            if seed == SEEDS[0]:
+                entry["picture"] = f"ladder-{row.name.replace(' ', '-').replace(',', '')}.png"
+                strip(row.drawn).save(NOTEBOOKS / "images" / entry["picture"], optimize=True)
+    write_json(file, dict(sorted(ladder.items())))
+    if chapter == "01":
+        strip(draw_pixels()).save(NOTEBOOKS / "images" / "ladder-pixels.png", optimize=True)
+
+
 def main(chapters: list[str]) -> None:
     matplotlib.use("Agg")
     file = NOTEBOOKS / "ladder.json"
-    ladder: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for chapter in chapters or ["00", "01", "02", "03", "05"]:
-        notebook = next(NOTEBOOKS.glob(f"{chapter}_*.ipynb"))
-        for seed in SEEDS:
-            for row in chapter_rows(notebook, seed):
-                entry = ladder.setdefault(row.name, {"loss": [], "singles": [], "pairs": []})
-                for key, value in (("loss", row.loss), ("singles", row.singles), ("pairs", row.pairs)):
-                    entry[key] = [*entry[key][:seed], round(value, 4)]
-                if seed == SEEDS[0]:
-                    entry["picture"] = f"ladder-{row.name.replace(' ', '-').replace(',', '')}.png"
-                    strip(row.drawn).save(NOTEBOOKS / "images" / entry["picture"], optimize=True)
-            write_json(file, dict(sorted(ladder.items())))
-        if chapter == "01":
-            strip(draw_pixels()).save(NOTEBOOKS / "images" / "ladder-pixels.png", optimize=True)
-    figure().save(NOTEBOOKS / "images" / "ladder.png", optimize=True)
+    ladder: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if chapters else {}
+    kinds, colors = world.count_right(list(blank_sheets()), world.make_exam().scenes)
+    ladder[BLANK] = {"kinds": [kinds], "colors": [colors]}
+    if chapters != ["figure"]:
+        for chapter in chapters or [path.name[:2] for path in sorted(NOTEBOOKS.glob("0*.ipynb")) if has_ladder(path)]:
+            measure(chapter, file, ladder)
+    figure(ladder).save(NOTEBOOKS / "images" / "ladder.png", optimize=True)
 
 
 if __name__ == "__main__":

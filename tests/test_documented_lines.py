@@ -60,7 +60,7 @@ FOREIGN = {
 }
 # Python blocks that are not run, by a line of theirs.
 NOT_RUN_BLOCKS = {
-    "def split_heads(x: mx.array, count: int, nh: int) -> list[mx.array]:": "a hole of the workbook",
+    "def split_heads(x: mx.array, count: int, heads: int) -> list[mx.array]:": "a hole of the workbook",
     "#| default_exp squares": "a cell of a notebook that is not there",
     "def square(x: mx.array) -> mx.array:": "the next one",
     '"""Squares.': "what they would become",
@@ -115,7 +115,7 @@ def test_the_parser_takes_it(line):
     except SystemExit as end:
         assert "--help" in words and not end.code
     else:
-        assert not unknown and args.run
+        assert not unknown and args.command
 
 
 @pytest.fixture(scope="module")

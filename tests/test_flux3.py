@@ -45,7 +45,7 @@ from kleinlite.pipeline import prepare_reference, to_images, to_pixels
 from kleinlite.position_ids import apply_rope, rope_table
 from kleinlite.sampling import classifier_free_guidance
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
-from kleinlite.transformer import SingleBlock, modulate
+from kleinlite.transformer import Mod, SingleBlock, modulate
 from kleinlite.z_image import static_schedule
 
 HERE = Path(__file__).parent
@@ -70,7 +70,15 @@ def transformer(kind: str = "") -> Flux3Transformer:
 @cache
 def text_encoder() -> TextEncoder:
     cfg = TextEncoderConfig(
-        vocab=359, d=16, d_mlp=48, layers=36, heads=4, kv_heads=2, hd=16, theta=5e6, out_layers=tuple(range(4, 33, 4))
+        vocab=359,
+        d=16,
+        d_mlp=48,
+        layers=36,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        theta=5e6,
+        out_layers=tuple(range(4, 33, 4)),
     )
     arrays = mx.load(str(MODEL / "text_encoder" / "model.safetensors"))
     language = {name.replace("language_model.", ""): w for name, w in arrays.items() if "visual" not in name}
@@ -200,7 +208,7 @@ def test_time():
 @pytest.mark.parametrize("mode", MODES)
 def test_modulations(mode):
     for ours, theirs in (("early", "early_mod"), ("single", "single_mod")):
-        mod = transformer()[f"{ours}_stream_modulations"][mode](vec(mode))
+        (mod,) = transformer()[f"{ours}_stream_modulations"][mode](vec(mode))
         check(mx.concatenate(mod, axis=-1), blocks()[f"edit.{theirs}.{mode}.out"], LOOSE)
 
 
@@ -216,16 +224,16 @@ def test_blocks_of_a_mode(mode):
     x = blocks()["edit.txt_in.out" if mode == "txt" else f"edit.emb_in.{mode}.out"]
     mod = transformer().early_stream_modulations[mode](vec(mode))
     for i, block in enumerate(own_blocks(mode)):
-        x = block(x, mod, rope_table(ids()[mode], (4,) * 4, 10000.0))
+        x = block(x, *mod, rope_table(ids()[mode], (4,) * 4, 10000.0))
         check(x, blocks()[f"edit.{mode}_block{i}.out"], LOOSE)
 
 
 def test_joint_blocks_and_last_norm():
     net, sizes = transformer(), {"txt": 80, "image": 35, "image_cond": 35}
     x = mx.concatenate([blocks()[f"edit.{mode}_block1.out"] for mode in MODES], axis=1)
-    mods = [[mx.repeat(part, sizes[mode], axis=1) for part in net.single_stream_modulations[mode](vec(mode))]
+    mods = [[mx.repeat(part, sizes[mode], axis=1) for part in net.single_stream_modulations[mode](vec(mode))[0]]
             for mode in MODES]  # fmt: skip
-    mod = [mx.concatenate(parts, axis=1) for parts in zip(*mods)]
+    mod = Mod(*(mx.concatenate(parts, axis=1) for parts in zip(*mods)))
     for i, block in enumerate(net.single_blocks):
         x = block(x, mod, rope_table(mx.concatenate(list(ids().values())), (4,) * 4, 10000.0))
         check(x, blocks()[f"edit.joint_block{i}.out"], LOOSE)
@@ -238,7 +246,7 @@ def test_joint_blocks_and_last_norm():
 def test_small_activations():
     """The epsilons of the layer norm (rows 0 to 9) and of the norms on queries and keys (the others) show here."""
     net, v = transformer(), {name[6:]: w for name, w in blocks().items() if name.startswith("small.")}
-    mod, rope = mx.split(v["mod"], 3, axis=-1), (v["cos"], v["sin"])
+    mod, rope = Mod(*mx.split(v["mod"], 3, axis=-1)), (v["cos"], v["sin"])
     for name, block in (("mode_block", net.content_mode_blocks["image"][0]), ("joint_block", net.single_blocks[0])):
         ours = block(v["x"], mod, rope)
         for rows in (slice(0, 10), slice(10, 20)):
@@ -255,7 +263,8 @@ def test_the_block_is_the_single_block():
     single.linear1.weight = mx.concatenate(first)
     single.linear2.weight = mx.concatenate([block.attn_out.weight, block.mlp_out.weight], axis=1)
     single.norm = block.norm
-    x, *mod = mx.random.normal((4, 2, 6, 32), key=mx.random.key(0))
+    x, *vectors = mx.random.normal((4, 2, 6, 32), key=mx.random.key(0))
+    mod = Mod(*vectors)
     rope = rope_table(mode_ids(0, (2, 3))["image"], (4,) * 4, 10000.0)
     check(block(x, mod, rope), single(x, mod, rope))
 
@@ -264,7 +273,8 @@ def test_bfloat16_rounds_queries_and_keys_once(monkeypatch):
     """Norm and rotation in float32, one cast at the end: most values differ in a bit where one is cast in between."""
     block, taken = ParallelBlock(Flux3Config(**TINY)), []
     block.set_dtype(mx.bfloat16)
-    x, *mod = mx.random.normal((4, 1, 60, 32), key=mx.random.key(1)).astype(mx.bfloat16)
+    x, *vectors = mx.random.normal((4, 1, 60, 32), key=mx.random.key(1)).astype(mx.bfloat16)
+    mod = Mod(*vectors)
     rope = rope_table(mode_ids(0, (6, 10))["image"], (4,) * 4, 10000.0)
 
     def attention(q, k, v, scale):
@@ -274,7 +284,7 @@ def test_bfloat16_rounds_queries_and_keys_once(monkeypatch):
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
     assert block(x, mod, rope).dtype == mx.bfloat16 and all(y.dtype == mx.bfloat16 for y in taken)
     for matrix, given in ((block.q_proj, taken[0]), (block.k_proj, taken[1])):
-        y = matrix(modulate(x, mod[0], mod[1])).reshape(1, 60, 2, 16).swapaxes(1, 2).astype(mx.float32)
+        y = matrix(modulate(x, mod.shift, mod.scale)).reshape(1, 60, 2, 16).swapaxes(1, 2).astype(mx.float32)
         y = y * mx.rsqrt(mx.square(y).mean(axis=-1, keepdims=True) + 1e-6)
         assert (given == apply_rope(y, rope).astype(mx.bfloat16)).mean().item() > 0.995
 

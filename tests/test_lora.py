@@ -26,14 +26,15 @@ from kleinlite.lora import (
 from kleinlite.models.quantize import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
+from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 
 
 @pytest.fixture(name="net")
 def small_net() -> Transformer:
     """A small random network with the names of the real one."""
-    mx.random.seed(0)
     net = Transformer(TransformerConfig(double_blocks=2, single_blocks=3, heads=2, axes=(8, 8, 8, 8), d_text=64))
+    initialize(net, mx.random.key(0))
     mx.eval(net.parameters())
     return net
 

@@ -185,7 +185,7 @@ def test_segments_are_cut_one_by_one():
     proj = whole.proj.weight + 0
     shard(nn.Sequential(whole), machine(1, 2))
     q, k, v = mx.split(weight, 3)
-    assert mx.array_equal(whole.qkv.weight, mx.concatenate([q[32:], k[32:], v[32:]])) and whole._nh == 2
+    assert mx.array_equal(whole.qkv.weight, mx.concatenate([q[32:], k[32:], v[32:]])) and whole.heads == 2
     assert mx.array_equal(whole.proj.part.weight, proj[:, 32:])
 
 

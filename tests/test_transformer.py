@@ -1,11 +1,13 @@
 """Properties of the transformer; numbers against diffusers stand in test_parity_blocks."""
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from golden_tools import check
 
 from kleinlite.position_ids import image_ids, reference_ids, text_ids
-from kleinlite.transformer import Transformer, TransformerConfig, split_heads, time_features
+from kleinlite.training import initialize
+from kleinlite.transformer import Modulation, Transformer, TransformerConfig, split_heads, time_features
 
 CONFIG = TransformerConfig.tiny()
 GH, GW, M = 2, 3, 5
@@ -17,8 +19,9 @@ def normal(*shape: int, seed: int = 0) -> mx.array:
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    mx.random.seed(0)
-    return Transformer(CONFIG).eval()
+    net = Transformer(CONFIG)
+    initialize(net, mx.random.key(0))
+    return net.eval()
 
 
 def inputs(b: int = 1):
@@ -74,11 +77,32 @@ def test_time_features():
     assert mx.abs(a - b).max().item() > 0.5
 
 
+def test_a_fresh_network_begins_at_zero():
+    """adaLN-Zero: all blocks are closed, so neither words nor places matter yet."""
+    img, txt, img_ids, txt_ids = inputs(2)
+    mods = Modulation(8, 2)(normal(3, 8))
+    assert [v.shape for mod in mods for v in mod] == 6 * [(3, 1, 8)]
+    assert all(mx.abs(v).max().item() == 0 for mod in mods for v in mod)
+    net = Transformer(CONFIG)
+    fresh = net(img, txt, 0.7, img_ids, txt_ids)
+    check(fresh, net(img, -txt, 0.7, image_ids(GW, GH), txt_ids), 0)
+
+
+def test_modulation_order():
+    """Shift, scale, gate of the first part, then of the second."""
+    modulation = Modulation(2, 2)
+    modulation.lin.weight = mx.arange(24.0).reshape(12, 2)
+    first, second = modulation(mx.array([[0.0, 1.0]]))
+    rows = mx.arange(12).reshape(6, 2) * 2 + 1  # what the second input is multiplied by
+    for vector, row in zip((*first, *second), rows):
+        check(vector[0, 0], row * nn.silu(mx.array(1.0)))
+
+
 def test_split_heads():
     """All queries come first, then all keys, then all values; each head's channels lie together."""
-    nh, hd = 2, 3
-    x = mx.arange(3 * nh * hd).reshape(1, 1, -1)
-    q, k, v = split_heads(x, 3, nh)
+    heads, head_dim = 2, 3
+    x = mx.arange(3 * heads * head_dim).reshape(1, 1, -1)
+    q, k, v = split_heads(x, 3, heads)
     assert q[0, :, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert k[0, :, 0].tolist() == [[6, 7, 8], [9, 10, 11]] and v[0, 0, 0].tolist() == [12, 13, 14]
 

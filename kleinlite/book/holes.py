@@ -80,9 +80,9 @@ def rope(s: int) -> position_ids.Rope:
     return position_ids.rope_table(position_ids.image_ids(2, s // 2), (4, 4, 4, 4))
 
 
-def mods(count: int) -> list[mx.array]:
-    """Vectors that shift, scale and gate, (2, 1, 32) each."""
-    return [normal(2, 1, 32, seed=40 + i) for i in range(count)]
+def mods(count: int) -> list[transformer.Mod]:
+    """How the time steers so many parts of a block, by vectors (2, 1, 32)."""
+    return [transformer.Mod(*(normal(2, 1, 32, seed=40 + 3 * i + k) for k in range(3))) for i in range(count)]
 
 
 def small_transformer(seed: int = 0) -> transformer.Transformer:
@@ -172,7 +172,7 @@ def detached() -> list[Any]:
 
 def plain_klein() -> Any:
     """Chapter 0's network for tokens of six numbers and five labels."""
-    return filled(ladder.PlainKlein(6, nn.Embedding(5, 12), [ladder.Block(12, 3)], 12))
+    return filled(ladder.PlainKlein(6, nn.Embedding(5, 12), [ladder.Block(12, 3)], 12, places=4))
 
 
 def low_rank(d_out: int, d_in: int, seed: int = 0) -> lora.LoRA:
@@ -257,15 +257,15 @@ HOLES: dict[str, dict[str, Trial]] = {
     },
     "transformer": {
         "time_features": lambda: transformer.time_features(mx.array([0.0, 0.25, 1.0]), 16),
-        "modulate": lambda: transformer.modulate(normal(2, 6, 32), *mods(2)),
+        "modulate": lambda: transformer.modulate(normal(2, 6, 32), *mods(1)[0][:2]),
         "split_heads": lambda: transformer.split_heads(normal(2, 5, 3 * 2 * 4), 3, 2),
         "roped_attention": lambda: transformer.roped_attention(*three(2, 2, 6, 16), rope(6)),
         "SwiGLU.__call__": lambda: transformer.SwiGLU()(normal(2, 3, 8)),
         "DoubleBlock.__call__": lambda: filled(transformer.DoubleBlock(SMALL_CONFIGS[0]))(
-            normal(2, 4, 32), normal(2, 2, 32, seed=1), mods(6), mods(12)[6:], rope(6)
+            normal(2, 4, 32), normal(2, 2, 32, seed=1), mods(2), mods(4)[2:], rope(6)
         ),
         "SingleBlock.__call__": lambda: filled(transformer.SingleBlock(SMALL_CONFIGS[0]))(
-            normal(2, 6, 32), mods(3), rope(6)
+            normal(2, 6, 32), mods(1)[0], rope(6)
         ),
         "Transformer.__call__": lambda: small_transformer()(
             normal(2, 4, 128),
@@ -340,20 +340,14 @@ HOLES: dict[str, dict[str, Trial]] = {
         "Work.total": lambda: [memory.Work(3, 4).total],
         "count_step": lambda: memory.count_step(transformer.TransformerConfig(), 512, 4096),
         "count_prompt": lambda: memory.count_prompt(text_encoder.TextEncoderConfig()),
-        "MemoryPlan.peak_bytes": lambda: [
-            memory.MemoryPlan(*row).peak_bytes for row in ((9, 1, 1, 5, 2, 3), (1, 9, 1, 2, 7, 3), (1, 2, 9, 3, 4, 8))
-        ],
-        "MemoryPlan.peak_bytes_all_loaded": lambda: [memory.MemoryPlan(9, 1, 1, 5, 2, 3).peak_bytes_all_loaded],
-        "plan_memory": lambda: [
-            memory.plan_memory(SMALL_CONFIGS, width=256, height=128, bits=bits, b=b, cpu=cpu)
-            for bits, b, cpu in ((16, 1, True), ((4.5, 8.5), 3, False))
-        ],
+        "stage_bytes": lambda: list(memory.stage_bytes(SMALL_CONFIGS, 256, 4.5).values()),
+        "peak_bytes": lambda: [memory.peak_bytes(SMALL_CONFIGS, side) for side in (16, 512)],
     },
     "kv_cache": {
         "image_stream": lambda: kv_cache.image_stream(
             filled(transformer.DoubleBlock(SMALL_CONFIGS[0])),
             normal(2, 6, 32),
-            mods(6),
+            mods(2),
             rope(6),
             transformer.roped_attention,
         ),
@@ -451,7 +445,7 @@ HOLES: dict[str, dict[str, Trial]] = {
         "static_schedule": lambda: z_image.static_schedule(8),
     },
     "flux3": {
-        "ParallelBlock.__call__": lambda: filled(flux3.ParallelBlock(FLUX3))(normal(2, 6, 32), mods(3), rope(6)),
+        "ParallelBlock.__call__": lambda: filled(flux3.ParallelBlock(FLUX3))(normal(2, 6, 32), mods(1)[0], rope(6)),
         "mode_ids": lambda: flux3.mode_ids(3, (2, 3), [(2, 2), (1, 2)]),
         "Flux3Transformer.waves": lambda: filled(flux3.Flux3Transformer(FLUX3)).waves(0.3, mx.float32),
         "Flux3Transformer.__call__": lambda: filled(flux3.Flux3Transformer(FLUX3))(

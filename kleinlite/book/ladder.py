@@ -1,19 +1,17 @@
-"""What 4 chapters build together.
+"""What 3 chapters build together.
 
-Promoted from notebooks/00,01,02,03: edit there, then run `make promote`. (seal 9ae8860f)
+Promoted from notebooks/00,01,02: edit there, then run `make promote`. (seal 30a0e0c9)
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 from tqdm.auto import tqdm
 
-from ..klein import Klein
 from ..position_ids import apply_rope, rope_table
-from ..text_encoder import tokenize
 
 __all__ = [
     "to_patches",
@@ -30,7 +28,6 @@ __all__ = [
     "patch_loss",
     "train_autoencoder",
     "RopeBlock",
-    "features_of",
 ]
 
 
@@ -78,13 +75,17 @@ class Block(nn.Module):
 
 
 class PlainKlein(nn.Module):
-    """Noisy patches x (b, n, c), words and times t (b,) in, velocities (b, n, c) out."""
+    """Noisy patches x (b, n, c), words and times t (b,) in, velocities (b, n, c) out.
 
-    def __init__(self, c: int, words: nn.Module, blocks: list[Block], d: int = 96):
+    Each of n = `places` patches has a learned vector; with 0 none has one, and n is free.
+    """
+
+    def __init__(self, c: int, words: nn.Module, blocks: list[Block], d: int = 96, places: int = 36):
         super().__init__()
         self.words = words
         self.time = nn.Linear(32, d)
         self.into = nn.Linear(c, d)
+        self.places = mx.zeros((places, d)) if places else 0.0
         self.blocks = blocks
         self.norm = nn.LayerNorm(d)
         self.out = nn.Linear(d, c)
@@ -93,7 +94,7 @@ class PlainKlein(nn.Module):
         waves = t[:, None] * mx.exp(mx.linspace(0, math.log(100), 16))
         time = self.time(mx.concatenate([mx.cos(waves), mx.sin(waves)], axis=1))  # (b, d)
         words = self.words(words).reshape(len(x), -1, time.shape[1])  # (b, 1, d) for a label
-        rows = mx.concatenate([words, self.into(x) + time[:, None]], axis=1)  # (b, 1 + n, d)
+        rows = mx.concatenate([words, self.into(x) + self.places + time[:, None]], axis=1)  # (b, 1 + n, d)
         for block in self.blocks:
             rows = block(rows)
         return self.out(self.norm(rows[:, words.shape[1] :]))
@@ -104,14 +105,8 @@ def flow_loss(net: nn.Module, x0: mx.array, words: mx.array, t: mx.array, eps: m
     return ((net(noised(x0, eps, t), words, t) - (eps - x0)) ** 2).mean()
 
 
-def train(
-    net: nn.Module, x0: mx.array, words: mx.array, steps: int = 500, seed: int = 0,
-    times: Callable[[mx.array], mx.array] | None = None,
-) -> list[float]:  # fmt: skip
-    """Learn to guess the velocity from data x0 (N, n, c) and their words. Returns the loss of every step.
-
-    Times are uniform between 0 and 1; `times` may move them.
-    """
+def train(net: nn.Module, x0: mx.array, words: mx.array, steps: int = 500, seed: int = 0) -> list[float]:
+    """Learn to guess the velocity from data x0 (N, n, c) and their words. Returns the loss of every step."""
     warm = optim.linear_schedule(0, 2e-3, 50)
     adam = optim.AdamW(optim.join_schedules([warm, optim.cosine_decay(2e-3, steps - 50)], [50]))
     loss_and_gradient = nn.value_and_grad(net, lambda *batch: flow_loss(net, *batch))
@@ -123,7 +118,7 @@ def train(
         rows = mx.random.randint(0, len(x0), (32,), key=k_rows)
         eps = mx.random.normal((32, *x0.shape[1:]), key=k_noise)
         t = mx.random.uniform(shape=(32,), key=k_time)
-        loss, gradient = loss_and_gradient(x0[rows], words[rows], times(t) if times else t, eps)
+        loss, gradient = loss_and_gradient(x0[rows], words[rows], t, eps)
         adam.update(net, gradient)
         mx.eval(loss, net.state, adam.state)
         losses.append(float(loss))
@@ -224,11 +219,3 @@ class RopeBlock(Block):
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
         return super().attend(apply_rope(q, self._rope), apply_rope(k, self._rope), v)
-
-
-def features_of(klein: Klein, sentences: list[str]) -> mx.array:
-    """What klein's text encoder makes of sentences: (b, 20, 288) for nano. Each different one is read once."""
-    different = sorted(set(sentences))
-    ids, mask = tokenize(klein.tokenizer, different, klein.info.max_length)
-    features = klein.text_encoder(ids, mask)[:, :20].astype(mx.float32)
-    return features[mx.array([different.index(sentence) for sentence in sentences])]

@@ -22,7 +22,7 @@ def load_z_nano(path: Path | str) -> ZImageTransformer:
     """z-nano from its file, in float32. Raises UserError."""
     net = ZImageTransformer(CONFIG)
     weights: dict[str, mx.array | QuantizedMatrix] = {}
-    for name, w in assemble(read_arrays(Path(path))[0], mlx=SPEC).items():
+    for name, w in assemble(read_arrays(Path(path))[0], mlx={"": SPEC}).items():
         weights[name] = turned(name, w.decode() if isinstance(w, QuantizedMatrix) else w)
     load_weights(net, weights, mx.float32)
     return net

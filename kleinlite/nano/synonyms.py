@@ -42,15 +42,10 @@ def reword(rng: random.Random, text: str) -> str:
     elif rng.random() < 0.12 and not said.startswith(("make", "turn", "remove", "change", "add", "put")):
         said = rng.choice(OPENINGS) + said
     how = rng.random()
-    said = (
-        said[:1].upper() + said[1:]
-        if how < 0.3
-        else said.upper()
-        if how < 0.36
-        else said.title()
-        if how < 0.42
-        else said
-    )
+    if how < 0.3:
+        said = said[:1].upper() + said[1:]
+    elif how < 0.42:
+        said = said.upper() if how < 0.36 else said.title()
     said += "." if rng.random() < 0.15 else ""
     return said if len(said.split()) <= WORDS else text
 

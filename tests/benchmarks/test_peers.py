@@ -40,7 +40,7 @@ def test_the_table_and_the_notes_say_what_was_measured():
     [step] = [line for line in write_table(measured()).splitlines() if line.startswith("| **step**")]
     assert "2.00 (3.00, 2.00) | 4.00 (4.00, 0.00) | **0.50**, 0.75 | 0.25 | 4.00 (4.00, 0.00) | **0.50**" in step
     behind, *notes = write_notes(measured())
-    assert behind == "**Behind diffusers** by best turns: silu · up (2.00); by medians: silu · up (1.33)."
+    assert behind == "**Behind diffusers** by best runs: silu · up (2.00); by medians: silu · up (1.33)."
     notes = " ".join(notes)
     assert "decode 256² takes 1 MB beyond its weights in kleinlite and 2 MB in diffusers: 0.50 times" in notes
     assert (
@@ -53,7 +53,7 @@ def test_the_table_and_the_notes_say_what_was_measured():
 def test_the_answer_is_what_was_measured():
     answer = write_answer(measured())
     assert (
-        "takes, by best turns (by medians), 0.50 (0.75) of diffusers’ time for three blocks of the 4B, "
+        "takes, by best runs (by medians), 0.50 (0.75) of diffusers’ time for three blocks of the 4B, "
         "0.50 (0.75) for a picture of klein-nano, 0.50 (0.75)" in answer
     )
     shared = sum("diffusers" in programs for programs in measured()["stages"].values())

@@ -18,7 +18,7 @@ from kleinlite.transformer import Transformer, TransformerConfig
 
 SMALL = TransformerConfig(double_blocks=1, single_blocks=2, heads=2, axes=(16,) * 4, d_text=3 * 64)
 SMALL_TEXT = TextEncoderConfig(
-    vocab=2100, d=64, d_mlp=96, layers=4, heads=4, kv_heads=2, hd=16, out_layers=(1, 2, 3), max_length=32
+    vocab=2100, d=64, d_mlp=96, layers=4, heads=4, kv_heads=2, head_dim=16, out_layers=(1, 2, 3), max_length=32
 )
 
 

@@ -65,11 +65,14 @@ MISTAKES = {
     "sampling.noise": ("mx.random.key(seed)", "mx.random.key(0)"),
     "transformer.time_features": ("[mx.cos(angles), mx.sin(angles)]", "[mx.sin(angles), mx.cos(angles)]"),
     "transformer.modulate": ("(1 + scale)", "scale"),
-    "transformer.split_heads": ("count, nh, -1).transpose(2, 0, 3, 1, 4)", "nh, count, -1).transpose(3, 0, 2, 1, 4)"),
+    "transformer.split_heads": (
+        "count, heads, -1).transpose(2, 0, 3, 1, 4)",
+        "heads, count, -1).transpose(3, 0, 2, 1, 4)",
+    ),
     "transformer.roped_attention": ("    k = apply_rope(k, rope)\n", ""),
     "transformer.SwiGLU.__call__": ("nn.silu(gate) * up", "gate * nn.silu(up)"),  # halves swapped
-    "transformer.DoubleBlock.__call__": ("[t, i], axis=2) for t, i", "[i, t], axis=2) for t, i"),  # picture first
-    "transformer.SingleBlock.__call__": ("[y, self.act(up)]", "[self.act(up), y]"),
+    "transformer.DoubleBlock.__call__": ("zip(txt_qkv, img_qkv)", "zip(img_qkv, txt_qkv)"),  # picture first
+    "transformer.SingleBlock.__call__": ("[y, self.act(gate_up)]", "[self.act(gate_up), y]"),
     "transformer.Transformer.__call__": ("x[:, txt.shape[1] :]", "x[:, : img.shape[1]]"),  # read from the front
     "pipeline.to_pixels": ("2 * (values.astype(mx.float32) / 255) - 1", "values.astype(mx.float32) / 255"),
     "pipeline.to_images": (
@@ -101,13 +104,9 @@ MISTAKES = {
     "memory.Work.total": ("self.matrices + self.attention", "self.matrices"),
     "memory.count_step": ("4 * blocks * s**2", "2 * blocks * s**2"),
     "memory.count_prompt": ("max(cfg.out_layers)", "cfg.layers"),
-    "memory.MemoryPlan.peak_bytes": ("self.transformer + self.step", "self.transformer"),
-    "memory.MemoryPlan.peak_bytes_all_loaded": (
-        "max(self.encode, self.step, self.decode)",
-        "self.encode + self.step + self.decode",
-    ),
-    "memory.plan_memory": ("number_bytes = 4 if cpu else 2", "number_bytes = 2"),
-    "kv_cache.image_stream": ("x + gate1 *", "x +"),
+    "memory.stage_bytes": ("2 * ACTIVATIONS * tokens", "2 * ACTIVATIONS * m"),
+    "memory.peak_bytes": ("return max(", "return sum("),
+    "kv_cache.image_stream": ("x + mod1.gate *", "x +"),
     "kv_cache.recording_attention": (
         "        k = apply_rope(k, rope)\n        cache",
         "        cache",
@@ -139,7 +138,7 @@ MISTAKES = {
     "measuring.frechet_distance": ("- 2 * cross", "- cross"),
     "measuring.nearest": (".argmin(axis=1)", ".argmax(axis=1)"),
     "sharding.find_cuts": ("[d_out, d_in - d_out]", "[d_in - d_out, d_out]"),
-    "sharding.head_counts": ('"nh", "_nh", ', ""),
+    "sharding.head_counts": ('("heads", "kv_heads")', '("kv_heads",)'),
     "sharding.common_divisor": ("math.gcd", "math.lcm"),
     "sharding.held_share": ("(1 - 1 / size)", "(1 / size)"),
     "sharding.divide": ("accumulate(segments[:-1])", "accumulate(segments[1:])"),
@@ -165,7 +164,7 @@ MISTAKES = {
     "z_image.SandwichBlock.__call__": ("self.attention_norm2(", "("),
     "z_image.ZImageTransformer.__call__": ("[x, caption]", "[caption, x]"),
     "z_image.static_schedule": ("shift_time(1 - i / steps, shift)", "1 - i / steps"),
-    "flux3.ParallelBlock.__call__": ("x + gate * (", "x + ("),
+    "flux3.ParallelBlock.__call__": ("x + mod.gate * (", "x + ("),
     "flux3.mode_ids": ("0.5, 0.5", "1, 1"),
     "flux3.Flux3Transformer.waves": ("mx.array(t", "1000 * mx.array(t"),
     "flux3.Flux3Transformer.__call__": ("0 * t", "t"),
@@ -369,9 +368,9 @@ def test_signature_docstring_and_shapes_stay():
     name, notebook = chapter_of("transformer")
     made = "\n".join(exported(workbook.make_workbook(notebook, name)))
     assert (
-        '''def split_heads(x: mx.array, count: int, nh: int) -> list[mx.array]:
-    """(b, s, count·nh·hd) → `count` arrays (b, nh, s, hd)"""
-    # x: (count, b, nh, s, hd)
+        '''def split_heads(x: mx.array, count: int, heads: int) -> list[mx.array]:
+    """(b, s, count·heads·head_dim) → `count` arrays (b, heads, s, head_dim)"""
+    # x: (count, b, heads, s, head_dim)
     raise NotImplementedError("Your turn: split_heads")'''
         in made
     )
