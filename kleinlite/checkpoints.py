@@ -1,14 +1,12 @@
 """Checkpoints.
 
-We open the files in which models are published, give every tensor its place, and refuse what does not fit.
+A published model is a folder of arrays with names. How does it become a network, and what can go wrong on the way
+without an error?
 
-Letters: a tensor's name is a path of modules; "ours" are those of the authors' single file, the others those of
-diffusers' folders.
+Sources: the safetensors format (https://github.com/huggingface/safetensors). The authors' names:
+https://github.com/black-forest-labs/flux2. The folders': diffusers' `convert_flux2_to_diffusers.py`.
 
-Sources: the safetensors format (https://github.com/huggingface/safetensors). The names: the released FLUX.2 [klein]
-files.
-
-Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 61db7817)
+Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 409b035c)
 """
 
 import json
@@ -16,7 +14,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -51,16 +49,22 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 Conversion = Callable[[mx.array], mx.array]
-Rule = tuple[str | Conversion, ...]  # a pattern, what replaces it (once, or several times), maybe a conversion
+
+
+class Rule(NamedTuple):
+    """How the file names what we call `pattern`. Several targets: our tensor is theirs, stacked in this order."""
+
+    pattern: str
+    targets: list[str]
+    convert: Conversion | None = None
 
 
 def rename(name: str, rules: Sequence[Rule]) -> list[str]:
-    """Apply each rule that fits, in order: the file's tensors that make up ours, one, or several to be stacked."""
+    """The file's tensors that make up ours, by name: every rule that fits is applied, in order."""
     names = [name]
     for rule in rules:
-        pattern, *replacements = (part for part in rule if isinstance(part, str))
-        if re.search(pattern, names[0]):
-            names = [re.sub(pattern, replacement, name) for replacement in replacements for name in names]
+        if re.search(rule.pattern, names[0]):
+            names = [re.sub(rule.pattern, target, name) for target in rule.targets for name in names]
     return names
 
 
@@ -72,10 +76,7 @@ def swap_halves(w: mx.array) -> mx.array:
 
 def find_conversion(name: str, rules: Sequence[Rule]) -> Conversion | None:
     """What a rule for our tensor `name` does to its rows, if one carries such a function."""
-    for pattern, *_, last in rules:
-        if isinstance(pattern, str) and not isinstance(last, str) and re.search(pattern, name):
-            return last
-    return None
+    return next((rule.convert for rule in rules if rule.convert and re.search(rule.pattern, name)), None)
 
 
 def to_mlx(tensors: list[mx.array], conversion: Conversion | None = None) -> mx.array:
@@ -92,13 +93,12 @@ def convert_present(
     rules: Sequence[Rule],
     convert: Callable[[list[Any], Conversion | None], Any] = to_mlx,
 ) -> dict[str, Any]:
-    """Our tensors whose sources are all among the file's arrays, by our names."""
+    """Our tensors, by our names, whose sources are all among the file's arrays and stack."""
     weights = {}
     for name, names in sources.items():
-        if all(source in arrays for source in names):
-            tensors = [arrays[source] for source in names]
-            if len({tensor.shape[1:] for tensor in tensors}) > 1:
-                tensors = tensors[:1]  # they cannot be stacked; alone it has not the shape that is asked for
+        tensors = [arrays[source] for source in names if source in arrays]
+        widths = {tensor.shape[1:] for tensor in tensors}
+        if len(tensors) == len(names) and len(widths) == 1:
             weights[name] = convert(tensors, find_conversion(name, rules))
     return weights
 
@@ -109,10 +109,11 @@ def find_problems(
     """What is missing among a file's arrays, what nobody asks for, or two do, and which shapes are not ours."""
     expected = [source for names in sources.values() for source in names]
     misshapen = []
-    for name, w in weights.items():
-        if tuple(w.shape) != shapes[name]:
-            found = [w] if len(sources[name]) == 1 else [arrays[source] for source in sources[name]]
-            parts = [f"{source} is {tuple(part.shape)}" for source, part in zip(sources[name], found)]
+    for name, names in sources.items():
+        present = all(source in arrays for source in names)
+        if present and (name not in weights or tuple(weights[name].shape) != shapes[name]):
+            found = [weights[name]] if len(names) == 1 else [arrays[source] for source in names]
+            parts = [f"{source} is {tuple(part.shape)}" for source, part in zip(names, found)]
             misshapen.append(f"{' + '.join(parts)}, expected {shapes[name]}")
     return {
         "missing": [source for source in expected if source not in arrays],

@@ -7,10 +7,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from kleinlite.checkpoints import find_conversion, match, read_header, rename, swap_halves, to_mlx
+from kleinlite.checkpoints import Rule, find_conversion, match, read_header, rename, swap_halves, to_mlx
 from kleinlite.errors import UserError
 
-RULES = [(r"^first", "theirs.a", "theirs.b"), (r"^last", "ends", swap_halves), (r"^conv", "filter")]
+RULES = [Rule(r"^first", ["theirs.a", "theirs.b"]), Rule(r"^last", ["ends"], swap_halves), Rule(r"^conv", ["filter"])]
 
 
 class Small(nn.Module):
@@ -36,7 +36,7 @@ def released() -> dict[str, mx.array]:
 def test_names_and_conversions_come_from_the_rules():
     assert rename("first.weight", RULES) == ["theirs.a.weight", "theirs.b.weight"]
     assert rename("last.weight", RULES) == ["ends.weight"] and rename("norm.weight", RULES) == ["norm.weight"]
-    assert rename("a.b", [("^a", "x", "y"), (r"b$", "c", "d")]) == ["x.c", "y.c", "x.d", "y.d"]
+    assert rename("a.b", [Rule("^a", ["x", "y"]), Rule(r"b$", ["c", "d"])]) == ["x.c", "y.c", "x.d", "y.d"]
     assert find_conversion("last.weight", RULES) is swap_halves
     assert find_conversion("first.weight", RULES) is None and find_conversion("last.weight", []) is None
 
@@ -80,7 +80,7 @@ def test_of_stacked_tensors_each_is_said_with_its_shape():
 
 
 def test_no_tensor_serves_two_parameters():
-    twice = [RULES[0], (r"^last", "theirs.a"), RULES[2]]
+    twice = [RULES[0], Rule(r"^last", ["theirs.a"]), RULES[2]]
     with pytest.raises(UserError, match=r"1 not expected: ends\.weight; 1 used twice: theirs\.a\.weight"):
         match(Small(), released(), twice)
 

@@ -315,14 +315,16 @@ HOLES: dict[str, dict[str, Trial]] = {
         "rename": lambda: checkpoints.rename(
             "blocks.3.qkv.weight",
             [
-                (r"^blocks\.", "transformer_blocks."),
-                (r"qkv", "to_q", "to_k", "to_v"),
-                ("unused", "x"),
+                checkpoints.Rule(r"^blocks\.", ["transformer_blocks."]),
+                checkpoints.Rule(r"qkv", ["to_q", "to_k", "to_v"]),
+                checkpoints.Rule("unused", ["x"]),
             ],
         ),
         "swap_halves": lambda: checkpoints.swap_halves(normal(6, 2)),
         "find_conversion": lambda: [
-            checkpoints.find_conversion(name, [("a", "b"), ("final", "x", checkpoints.swap_halves)])
+            checkpoints.find_conversion(
+                name, [checkpoints.Rule("a", ["b"]), checkpoints.Rule("final", ["x"], checkpoints.swap_halves)]
+            )
             for name in ("a", "final.weight")
         ],
         "to_mlx": lambda: [

@@ -131,26 +131,26 @@ BLOCK_MATRICES = ("q_proj", "k_proj", "v_proj", "attn_out", "mlp_in", "mlp_out")
 BLOCKS = ("content_mode_blocks.image", "content_mode_blocks.image_cond", "txt_mode_blocks", "single_blocks")
 MODES = ("txt", "image", "image_cond")
 FLUX3_NAMES: list[Rule] = [
-    (r"^txt_in", "context_embedder"),
-    (r"^emb_in", "x_embedders"),
-    (r"^ref_time_in", "target_timestep_embedder"),
-    (r"^time_in", "timestep_embedder"),
-    (r"embedder\.in_layer", "embedder.linear_1"),
-    (r"embedder\.out_layer", "embedder.linear_2"),
-    (r"(_modulations.*)\.lin\.", r"\1.linear."),
-    (r"^content_mode_blocks", "mode_blocks"),
-    (r"^single_blocks", "single_transformer_blocks"),
-    (r"\.(q|k|v)_proj", r".attn.to_\1"),
-    (r"attn_out", "attn.to_out.0"),
-    (r"mlp_in", "ff.linear_in"),
-    (r"mlp_out", "ff.linear_out"),
-    (r"norm\.query_norm\.scale", "attn.norm_q.weight"),
-    (r"norm\.key_norm\.scale", "attn.norm_k.weight"),
-    (r"^final_layer\.image\.adaLN_modulation\.1", "norm_out.linear", swap_halves),
-    (r"^final_layer\.image\.linear", "proj_out"),
+    Rule(r"^txt_in", ["context_embedder"]),
+    Rule(r"^emb_in", ["x_embedders"]),
+    Rule(r"^ref_time_in", ["target_timestep_embedder"]),
+    Rule(r"^time_in", ["timestep_embedder"]),
+    Rule(r"embedder\.in_layer", ["embedder.linear_1"]),
+    Rule(r"embedder\.out_layer", ["embedder.linear_2"]),
+    Rule(r"(_modulations.*)\.lin\.", [r"\1.linear."]),
+    Rule(r"^content_mode_blocks", ["mode_blocks"]),
+    Rule(r"^single_blocks", ["single_transformer_blocks"]),
+    Rule(r"\.(q|k|v)_proj", [r".attn.to_\1"]),
+    Rule(r"attn_out", ["attn.to_out.0"]),
+    Rule(r"mlp_in", ["ff.linear_in"]),
+    Rule(r"mlp_out", ["ff.linear_out"]),
+    Rule(r"norm\.query_norm\.scale", ["attn.norm_q.weight"]),
+    Rule(r"norm\.key_norm\.scale", ["attn.norm_k.weight"]),
+    Rule(r"^final_layer\.image\.adaLN_modulation\.1", ["norm_out.linear"], swap_halves),
+    Rule(r"^final_layer\.image\.linear", ["proj_out"]),
 ]
 
-QWEN3_VL_NAMES: list[Rule] = [(r"^(?!lm_head)", "model.language_model.")]
+QWEN3_VL_NAMES: list[Rule] = [Rule(r"^(?!lm_head)", ["model.language_model."])]
 
 LORA_NAMES = LoraNames(
     matrices=(

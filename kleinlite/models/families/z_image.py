@@ -123,11 +123,11 @@ BLOCK_MATRICES = (
     "attention.qkv", "attention.out", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "adaLN_modulation.0",
 )  # fmt: skip
 Z_IMAGE_NAMES: list[Rule] = [  # our own names are those of ComfyUI's single file
-    (r"^x_embedder", "all_x_embedder.2-1"),
-    (r"^final_layer", "all_final_layer.2-1"),
-    (r"attention\.qkv", "attention.to_q", "attention.to_k", "attention.to_v"),
-    (r"attention\.out", "attention.to_out.0"),
-    (r"attention\.(q|k)_norm", r"attention.norm_\1"),
+    Rule(r"^x_embedder", ["all_x_embedder.2-1"]),
+    Rule(r"^final_layer", ["all_final_layer.2-1"]),
+    Rule(r"attention\.qkv", ["attention.to_q", "attention.to_k", "attention.to_v"]),
+    Rule(r"attention\.out", ["attention.to_out.0"]),
+    Rule(r"attention\.(q|k)_norm", [r"attention.norm_\1"]),
 ]
 
 LORA_NAMES = LoraNames(
