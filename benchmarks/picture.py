@@ -146,7 +146,7 @@ def measure_flops_per_second() -> float:
 def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) -> dict[str, Cost]:
     """The same ledger by arithmetic. base: bytes of the process before anything was read."""
     cfg, text_cfg, vae_cfg = klein.parts.configs
-    rate, on_disk = measure_flops_per_second(), klein.parts.checkpoint.nbytes
+    rate, on_disk = measure_flops_per_second(), klein._model.checkpoint.nbytes
     prompt, step = count_prompt(text_cfg), count_step(cfg, text_cfg.max_length, size * size // 256)
     seconds = {"prompt": prompt.total / rate, "step": step.total / rate}
     memory = {

@@ -3,10 +3,12 @@
 A published model is a folder of arrays with names. How does it become a network, and what can go wrong on the way
 without an error?
 
+Letters: a tensor's name is a path of modules; "ours" are the authors' names, the others diffusers'.
+
 Sources: the safetensors format (https://github.com/huggingface/safetensors). The authors' names:
 https://github.com/black-forest-labs/flux2. The folders': diffusers' `convert_flux2_to_diffusers.py`.
 
-Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 409b035c)
+Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal b9123c28)
 """
 
 import json

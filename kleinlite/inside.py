@@ -3,15 +3,11 @@
 Letters: b pictures, n picture tokens, m text tokens.
 """
 
-from functools import partial
-
 import mlx.core as mx
 
-from .inference.request import Options, check_request
+from .inference.request import Options
 from .klein import Klein, Step
-from .pipeline import guided_field, velocity_field
 from .position_ids import Rope, apply_rope
-from .sampling import euler, noise
 from .transformer import roped_attention
 
 __all__ = ["AttentionRecorder", "record_attention"]
@@ -38,13 +34,6 @@ class AttentionRecorder:
         return roped_attention(q, k, v, rope)
 
 
-def encode(klein: Klein, prompt: str) -> mx.array:
-    """The features of one prompt, (1, m, d_text)."""
-    features = klein.encode_prompt(prompt)
-    assert isinstance(features, mx.array)
-    return features
-
-
 def record_attention(klein: Klein, prompt: str, **options: int) -> tuple[list[Step], list[mx.array]]:
     """Draw one picture: its steps, and for each of them the attention to the text, (blocks, n, m), mean of the heads.
 
@@ -54,23 +43,15 @@ def record_attention(klein: Klein, prompt: str, **options: int) -> tuple[list[St
     >>> len(maps), maps[0].shape
     (4, (7, 36, 32))
     """
-    given: Options = {**options}  # type: ignore[typeddict-item]
-    request = check_request(klein.info, prompt, given)
-    n = request.grid[0] * request.grid[1]
+    given: Options = {**options, "progress": False}  # type: ignore[typeddict-item]
     recorder = AttentionRecorder(klein.info.max_length)
-    transformer = klein.transformer
-    text = encode(klein, prompt)
-    fields = [velocity_field(transformer, text, None, [], request.grid, recorder)]
-    if request.guidance_scale > 1:
-        fields.append(velocity_field(transformer, encode(klein, ""), None, [], request.grid))
-
-    decode = partial(klein._decode, request)
+    cfg = klein.transformer.cfg
+    blocks = cfg.double_blocks + cfg.single_blocks
     steps = []
     maps = []
-    sigmas = klein.info.family.schedule(request.steps, n)
-    for step in euler(guided_field(fields, request.guidance_scale), noise(request.seeds[0], n), sigmas):
-        steps.append(Step(*step, decode))
-        maps.append(mx.stack(recorder.maps))
+    for step in klein.stream(prompt, attention_fn=recorder, **given):
+        steps.append(step)
+        maps.append(mx.stack(recorder.maps[:blocks]))  # a base model evaluates the empty prompt after these
         recorder.maps.clear()
     mx.eval(maps)
     return steps, maps

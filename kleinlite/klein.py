@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, Unpack, cast, overload
 
 import mlx.core as mx
+import mlx.nn as nn
 from PIL import Image
 from tokenizers import Tokenizer
 
@@ -24,19 +26,21 @@ from .inference.loaded_model import LoadedModel
 from .inference.loras import Loras
 from .inference.masks import plan_change
 from .inference.memory_plan import MemoryPlan
+from .inference.parts import Parts
 from .inference.picture_file import check_reference_size, remember, to_rgb
 from .inference.progress import progress_bar
 from .inference.request import Options, Request, check_images, check_loading, check_request
 from .inference.serialized import run_serialized
 from .kv_cache import cached_velocity_field
+from .memory import count_parameters
 from .models.checkpoint import ModelInfo
 from .models.download import Access
-from .models.families import Box, Family
+from .models.families import Box, Family, network_of
 from .pipeline import encode_references, guided_field, masked_field, prepare_reference, to_images, velocity_field
 from .sampling import Field, euler, noise, noised
 from .sharding import shared_guidance
 from .text_encoder import TextEncoder
-from .transformer import Transformer
+from .transformer import AttentionFn, Transformer
 
 __all__ = ["Klein", "Pictures", "Step", "prepare_request", "as_reference"]
 
@@ -148,13 +152,18 @@ class Klein:
             last = step
         return last.preview()
 
-    def stream(self, prompt: str | Sequence[str], **options: Unpack[Options]) -> Iterator[Step]:
-        """The same as a call, one `Step` at a time: to watch, to stop early, or to look inside."""
-        return self._run(self._check(prompt, options), options)
+    def stream(
+        self, prompt: str | Sequence[str], *, attention_fn: AttentionFn | None = None, **options: Unpack[Options]
+    ) -> Iterator[Step]:
+        """The same as a call, one `Step` at a time: to watch, to stop early, or to look inside.
+
+        attention_fn: instead of chapter 5's `roped_attention`, in every block; see `kleinlite.inside`.
+        """
+        return self._run(self._check(prompt, options), options, attention_fn)
 
     def encode_prompt(self, prompt: str | list[str]) -> mx.array | list[mx.array]:
         """Text features (1, tokens, features), or a row per prompt of a list; of Z-Image a list: lengths differ."""
-        return self._model.encode_prompt(prompt)
+        return self._model.prompts.encode(prompt)
 
     def plan_memory(self, prompt: str | Sequence[str] = "", **options: Unpack[Options]) -> MemoryPlan:
         """The bytes that this call would take, stage by stage; nothing is loaded for it."""
@@ -168,13 +177,13 @@ class Klein:
         return prepare_request(self.info, prompt, options)
 
     def _check(self, prompt: str | Sequence[str], options: Options) -> Request:
-        request = self._model.agree(self._request(prompt, options), seeded=options.get("seed") is not None)
+        request = self._model.cluster.agree(self._request(prompt, options), seeded=options.get("seed") is not None)
         self._model.check_memory(request)
         return request
 
-    def _run(self, request: Request, options: Options) -> Iterator[Step]:
+    def _run(self, request: Request, options: Options, attention_fn: AttentionFn | None) -> Iterator[Step]:
         """The steps under a progress bar; other threads may have their turn between two of them."""
-        steps = self._steps(request)
+        steps = self._steps(request, attention_fn)
         try:
             for _ in progress_bar(request.steps - request.skipped_steps, options.get("progress", True)):
                 yield self._model.run(next, steps)
@@ -182,45 +191,49 @@ class Klein:
             steps.close()  # or it would hold on to the transformer
             self._model.offload_if_needed(request)
 
-    def _steps(self, request: Request) -> Generator[Step, None, None]:
+    def _steps(self, request: Request, attention_fn: AttentionFn | None = None) -> Generator[Step, None, None]:
         """The Euler loop of one request: from its seeds' noise, or from its own, to the picture.
 
         A picture to be changed is mixed with the noise first, and where its mask is black the walk leads back to it.
         """
-        velocity = self._velocity_field(request)
+        velocity = self._velocity_field(request, attention_fn)
         n = math.prod(request.grid)
         x = request.noise
         if x is None:
             x = mx.concatenate([noise(seed, n, self.info.d_latent) for seed in request.seeds])
         sigmas = self.info.family.schedule(request.steps, n)[request.skipped_steps :]
         if request.change:
-            clean = encode_references(self._model.load_autoencoder(), [request.change.canvas], len(x))
+            clean = encode_references(self._model.parts.load("autoencoder"), [request.change.canvas], len(x))
             velocity = masked_field(velocity, clean, x, request.change.token_mask())
             x = noised(clean, x, sigmas[0])
         decode = partial(self._decode, request)
         for step in euler(velocity, x, sigmas):
             yield Step(*step, decode if step.t_next else partial(self._finish, request))
 
-    def _velocity_field(self, request: Request) -> Field:
+    def _velocity_field(self, request: Request, attention_fn: AttentionFn | None = None) -> Field:
         """Everything that stays the same from step to step, prepared: features, references, positions."""
         prompts = [request.prompts]
         if request.guidance_scale > 1:
             prompts.append([request.negative_prompt] * len(request.prompts))
-        group = self._model.guidance_group if len(prompts) == 2 else None
+        group = self._model.cluster.guidance_group if len(prompts) == 2 else None
         if group:
             prompts = [prompts[group.rank()]]  # the other machine works out the other answer
-        features = self._model.encode_prompts(*prompts)
+        features = self._model.prompts.encode_batches(*prompts)
         make: Callable[..., Field] = self.info.family.velocity_field or velocity_field
         latents = None
         if request.references:
-            latents = encode_references(self._model.load_autoencoder(), request.references, len(request.prompts))
+            latents = encode_references(self._model.parts.load("autoencoder"), request.references, len(request.prompts))
             make = cached_velocity_field if self.info.kv else make
-        transformer = self._model.load_transformer()
+        if attention_fn:
+            if make is not velocity_field:
+                raise UserError(f"{self.info.name} has an attention of its own here, and takes no attention_fn.")
+            make = partial(make, attention_fn=attention_fn)
+        transformer = self._model.parts.load("transformer")
         fields = [make(transformer, txt, latents, request.reference_grids, request.grid) for txt in features]
         if group:
             return shared_guidance(fields[0], request.guidance_scale, group)
         velocity = guided_field(fields, request.guidance_scale)
-        if self._model.group or mx.default_device() == mx.Device(mx.cpu):
+        if attention_fn or self._model.cluster.group or mx.default_device() == mx.Device(mx.cpu):
             return velocity
         mx.eval(transformer.parameters())  # or every step would read them from their files
         graph: Any = mx.compile(velocity)  # small operations joined into a few kernels
@@ -233,7 +246,7 @@ class Klein:
             small = to_images(preview_pixels(self._model.preview_matrix(), grid))
             images = [image.resize((request.width, request.height), Image.Resampling.BICUBIC) for image in small]
         else:
-            images = self._model.run(lambda: to_images(self._model.load_autoencoder().decode(grid)))
+            images = self._model.run(lambda: to_images(self._model.parts.load("autoencoder").decode(grid)))
         if request.box:
             images = [image.crop(request.box) for image in images]
         if request.change:
@@ -253,7 +266,24 @@ class Klein:
         return f"Klein({self.info.name!r}, {self.info.size}×{self.info.size}, {self.info.steps} steps{adapters})"
 
     def _repr_html_(self) -> str:
-        return self._model.to_html()
+        """A table of the parts, which a notebook shows for a model."""
+        heads = (self.info.name, "weights", "each", "memory", "loaded")
+        configs = self._model.checkpoint.configs
+        lines = [
+            ("text_encoder", configs.text_encoder, self._model.bits[1]),
+            ("transformer", configs.transformer, self._model.bits[0]),
+            ("autoencoder", configs.autoencoder, 32.0),
+        ]
+        rows = "".join(f"<th>{escape(head)}</th>" for head in heads)
+        rows = f"<thead><tr>{rows}</tr></thead><tbody>"
+        for name, cfg, bits in lines:
+            network: type[nn.Module] = network_of(cfg)
+            count = count_parameters(network, cfg)
+            memory = f"{count * bits / 8e6:,.0f} MB"
+            loaded = "yes" if name in self._model.parts.loaded else "no"
+            cells = (name.replace("_", " "), f"{count:,}", f"{bits:.3g} bits", memory, loaded)
+            rows += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+        return f"<table>{rows}</tbody></table>"
 
     @property
     def info(self) -> ModelInfo:
@@ -266,23 +296,23 @@ class Klein:
         return self._model.loras
 
     @property
-    def parts(self) -> LoadedModel:
+    def parts(self) -> Parts:
         """What is in memory, for those who build on it: .configs, .loaded, .load(name), .release(name)."""
-        return self._model
+        return Parts(self._model.parts)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._model.pin("tokenizer")
+        return self._model.parts.pin("tokenizer")
 
     @property
     def text_encoder(self) -> TextEncoder:
         """The text encoder; whoever asks for a part keeps it in memory, with what they change in it."""
-        return self._model.pin("text_encoder")
+        return self._model.parts.pin("text_encoder")
 
     @property
     def transformer(self) -> Transformer:
-        return self._model.pin("transformer")
+        return self._model.parts.pin("transformer")
 
     @property
     def autoencoder(self) -> Autoencoder:
-        return self._model.pin("autoencoder")
+        return self._model.parts.pin("autoencoder")

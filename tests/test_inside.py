@@ -1,9 +1,13 @@
 """Looking inside while a model draws: the recorded attention, and that recording changes nothing."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
 
 from kleinlite import transformer
+from kleinlite.errors import UserError
+from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.inside import record_attention
 from kleinlite.klein import Klein
 
@@ -33,6 +37,14 @@ def test_a_guided_model_records_the_pass_with_the_prompt():
     base = Klein.from_pretrained("nano-base")
     steps, maps = record_attention(base, PROMPT, seed=7, steps=2)
     assert len(steps) == 2 and maps[0].shape == (7, 36, 32)
+
+
+def test_a_call_with_references_kept_in_a_cache_takes_no_attention(klein):
+    model = klein._model
+    cached = Klein(LoadedModel(replace(model.checkpoint, info=replace(klein.info, kv=True))))
+    picture = klein("a red star", seed=1, progress=False)
+    with pytest.raises(UserError, match="has an attention of its own here"):
+        next(cached.stream("make the star blue", images=[picture], attention_fn=transformer.roped_attention, seed=1))
 
 
 def test_the_chapters_own_attention_is_not_touched(klein):

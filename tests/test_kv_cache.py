@@ -114,7 +114,7 @@ def test_the_plain_pattern_differs():
 def tiny(dtype: mx.Dtype = mx.float32) -> Klein:
     """The tiny model, as if its files said that it was trained for the cache."""
     plain = Klein.from_pretrained(PIPELINES / "tiny", dtype=dtype)
-    return Klein(LoadedModel(replace(plain.parts.checkpoint, info=replace(plain.info, kv=True))))
+    return Klein(LoadedModel(replace(plain._model.checkpoint, info=replace(plain.info, kv=True))))
 
 
 @cache

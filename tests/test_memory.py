@@ -110,7 +110,7 @@ def test_bits_of_a_large_part_are_those_of_its_files(monkeypatch):
 def test_the_plan_is_near_what_is_measured():
     """Within a third, for the network that takes most: the decoder, and for nano's step at 256 × 256."""
     klein = Klein.from_pretrained("nano")
-    plan = memory_check.plan_model(klein.parts.checkpoint, width=256, height=256, bits=32)
+    plan = memory_check.plan_model(klein._model.checkpoint, width=256, height=256, bits=32)
     others = mx.get_active_memory()  # what other tests keep
     measured = picture.measure(klein, 256, 1)
     step, decode = plan.transformer + plan.step, plan.transformer + plan.autoencoder + plan.decode

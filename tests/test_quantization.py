@@ -97,4 +97,4 @@ def test_nano(name):
     limit = {3: 30, 4: 15, 5: 8, 6: 5, 8: 2, "mxfp4": 25, "mxfp8": 6, "nvfp4": 15}[name]
     assert 0 < off < limit
     assert not [m for m in klein.autoencoder.modules() if isinstance(m, QuantizedLinear)]
-    assert [m for m in klein.parts.checkpoint.load_text_encoder().modules() if isinstance(m, QuantizedLinear)]
+    assert [m for m in klein._model.checkpoint.load_text_encoder().modules() if isinstance(m, QuantizedLinear)]

@@ -79,7 +79,7 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
         jobs = leave_out_drawn(jobs, group)
     klein = Klein(run_serialized(LoadedModel.of, facts, wish.quantize, wish.parts, together, access))
     klein.loras.add_all(wish.adapters)
-    klein.parts.check_memory(request)  # before anything is said of it
+    klein._model.check_memory(request)  # before anything is said of it
     if is_first:
         for note in list_notes(request, klein.info, wish.quantize, wish.adapters, [job.prompt for job in jobs]):
             print(printable(note), file=sys.stderr)

@@ -67,7 +67,7 @@ class EncodedExamples:
         if not is_encoded(self.empty, {"txt": txt_shape}):
             captions.append((self.empty, ""))
         if captions:  # the text encoder's turn, then the autoencoder's; one caption in memory
-            for txt, (path, _) in zip(klein.parts.encode_each([caption] for _, caption in captions), captions):
+            for txt, (path, _) in zip(klein._model.prompts.encode_each([caption] for _, caption in captions), captions):
                 assert isinstance(txt, mx.array)  # a list of rows is Z-Image's, which `plan_training` refuses
                 write_arrays(path, {"txt": txt})
         for path, example in missing:
@@ -171,7 +171,7 @@ def accumulating_step(count: int) -> Callable[..., Callable[..., mx.array]]:
 def hash_weights(klein: Klein) -> str:
     """What tells one content of a model's weight files from another: their sizes, and bytes from places all over."""
     digest = hashlib.sha256()
-    files = klein.parts.checkpoint.files
+    files = klein._model.checkpoint.files
     for part in sorted(files):
         for path in sorted(files[part].files):
             digest.update(str(path.stat().st_size).encode())
@@ -222,7 +222,7 @@ class LoraTrainer:
             for picture in (example.picture, *example.references):
                 pixels.update(f"{example.caption} {picture.size}".encode() + picture.tobytes())
         klein = self.klein
-        this = {"model": klein.info.name, "quantize": klein.parts.checkpoint.quantize, **asdict(self.settings)}
+        this = {"model": klein.info.name, "quantize": klein._model.checkpoint.quantize, **asdict(self.settings)}
         this["examples"] = pixels.hexdigest()
         this["weights"] = hash_weights(klein)
         was = read_json(path) if path.exists() else this

@@ -23,6 +23,7 @@ from kleinlite import __version__, klein as klein_module, picture_info, save_pic
 from kleinlite.cli import parse_size
 from kleinlite.cli.generate import list_notes
 from kleinlite.inference.loaded_model import LoadedModel
+from kleinlite.inference.prompts import PromptEncoder
 from kleinlite.models.describe import describe
 from kleinlite.models.download import Access, fetch_model
 from kleinlite.models.lora_files import find_adapter
@@ -151,7 +152,7 @@ def test_a_photograph_is_read_in_nanos_size(here, capsys):
 def test_a_transformer_alone_takes_its_other_parts(hub, here, capsys):
     """From a bundled model; or from a released one, of which all but the transformer is fetched."""
     for name, file in (("nano", "mine.safetensors"), (TINY, "tiny.safetensors")):
-        mx.save_safetensors(file, dict(tree_flatten(LoadedModel.open(name).load("transformer").parameters())))
+        mx.save_safetensors(file, dict(tree_flatten(LoadedModel.open(name).parts.load("transformer").parameters())))
     options = ["--seed", 7, "--steps", 1]
     assert run("generate", PROMPT, "--model", "mine.safetensors", "--parts", "nano", *options, "-o", "a.png") == 0
     assert run("generate", PROMPT, *options, "-o", "b.png") == 0
@@ -199,7 +200,7 @@ def test_programs_that_draw_at_once_take_names_of_their_own(tiny, here):
     ],
 )
 def test_names_are_safe_and_short(tiny, here, prompt, name, monkeypatch):
-    monkeypatch.setattr(LoadedModel, "encode_prompts", lambda *_: [mx.zeros((1, 4, 72))])  # prompts of any length
+    monkeypatch.setattr(PromptEncoder, "encode_batches", lambda *_: [mx.zeros((1, 4, 72))])  # prompts of any length
     assert run("generate", prompt, "--model", tiny, "--seed", 7, "--steps", 1) == 0
     assert os.listdir(here) == [name]
 

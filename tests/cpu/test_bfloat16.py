@@ -281,7 +281,7 @@ def test_switched_off_or_on_another_processor(setting, library):
 def make_large(monkeypatch) -> None:
     """nano's parts count as large: their weights stay as they are in the files."""
     monkeypatch.setattr("kleinlite.models.checkpoint.SMALL_PART_BYTES", 0)
-    monkeypatch.setattr("kleinlite.inference.loaded_model.SMALL_PART_BYTES", 0)
+    monkeypatch.setattr("kleinlite.inference.parts.SMALL_PART_BYTES", 0)
 
 
 def test_a_large_model_names_its_product(monkeypatch):
@@ -299,13 +299,13 @@ def test_a_large_model_names_its_product(monkeypatch):
 def test_float32_is_what_was_asked_for(monkeypatch, dtype, asked):
     make_large(monkeypatch)
     heard = []
-    monkeypatch.setattr("kleinlite.inference.loaded_model.speed_up", lambda part, bfloat16: heard.append(bfloat16))
+    monkeypatch.setattr("kleinlite.inference.parts.speed_up", lambda part, bfloat16: heard.append(bfloat16))
     Klein.from_pretrained(dtype=dtype).parts.load("transformer")
     assert heard == [asked]
 
 
 def test_a_dtype_may_be_a_word():
-    assert Klein.from_pretrained(dtype="bfloat16").parts.checkpoint.dtype == mx.bfloat16
+    assert Klein.from_pretrained(dtype="bfloat16")._model.checkpoint.dtype == mx.bfloat16
     for word in ("bf16", "exp"):
         with pytest.raises(ValueError, match=r"dtype must be mx\.float32, mx\.bfloat16 or mx\.float16, not"):
             Klein.from_pretrained(dtype=word)

@@ -29,7 +29,7 @@ def test_it_comes_near_the_decoder(klein):
     *_, last = klein.stream(PROMPTS, seed=3, progress=False)
     pixels = mx.concatenate([to_pixels(picture) for picture in last.preview()])
     grid = last.latents.reshape(3, 6, 6, 128)
-    small = preview_pixels(klein.parts.preview_matrix(), grid)
+    small = preview_pixels(klein._model.preview_matrix(), grid)
     blocks = to_blocks(pixels, 6).reshape(3, 6, 6, BLOCKS, BLOCKS, 3).transpose(0, 1, 3, 2, 4, 5).reshape(small.shape)
     assert decibels(small, blocks) > 25
     fast = mx.concatenate([to_pixels(picture) for picture in last.preview(fast=True)])
@@ -37,7 +37,7 @@ def test_it_comes_near_the_decoder(klein):
 
 
 def test_it_is_fitted_once(klein, monkeypatch):
-    klein.parts.preview_matrix()
+    klein._model.preview_matrix()
     monkeypatch.setattr(loaded_model, "fit_preview", None)
     next(klein.stream("a red circle", seed=1, progress=False)).preview(fast=True)
 

@@ -25,8 +25,8 @@ class Watched:
     """A checkpoint that writes down what is loaded, and what was in memory at that moment."""
 
     def __init__(self, klein: Klein):
-        self.model, self.inner, self.log = klein.parts, klein.parts.checkpoint, []
-        klein.parts.checkpoint = self
+        self.model, self.inner, self.log = klein.parts, klein._model.checkpoint, []
+        klein._model.parts.checkpoint = self
 
     def __getattr__(self, name: str):
         if name.startswith("load_"):
@@ -68,7 +68,7 @@ def test_a_prompt_that_is_known_needs_no_text_encoder():
     assert watched.loaded().count("text_encoder") == 2
     for i in range(9):
         klein.encode_prompt(f"a heart {i}")
-    assert len(klein.parts._features) == 1  # of the last call: they are 8 MB each in the 4B
+    assert len(klein._model.prompts.remembered) == 1  # of the last call: they are 8 MB each in the 4B
 
 
 def test_guidance_reads_the_text_encoder_once():
@@ -198,6 +198,7 @@ def test_an_autoencoder_of_no_numbers_is_refused_before_it_makes_a_picture(tmp_p
 def test_what_others_may_build_on():
     """`klein.parts`: the numbers of the parts, those in memory, and how they come and go."""
     klein = tiny()
+    assert {name for name in dir(klein.parts) if name[0] != "_"} == {"configs", "loaded", "load", "release"}
     assert klein.parts.configs.transformer.d_text == klein.encode_prompt("a red circle").shape[-1]
     klein.release()
     assert klein.parts.loaded == {}
@@ -213,7 +214,7 @@ def test_what_others_may_build_on():
 def test_weights_are_wired_where_there_is_metal(monkeypatch, metal):
     """Of a large model, on a Mac; nobody of us has one."""
     wired = []
-    monkeypatch.setattr("kleinlite.inference.loaded_model.SMALL_PART_BYTES", 0)
+    monkeypatch.setattr("kleinlite.inference.parts.SMALL_PART_BYTES", 0)
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 9e9})
     monkeypatch.setattr(mx, "set_wired_limit", wired.append)

@@ -36,7 +36,7 @@ def folder(klein, tmp_path_factory):
     """Two adapters for nano that change a lot."""
     folder = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("one", "two")):
-        changes = strong_changes(klein.parts.checkpoint.load_transformer(), seed)
+        changes = strong_changes(klein._model.checkpoint.load_transformer(), seed)
         write_adapter(folder / f"{name}.safetensors", changes, trained={"model": "nano-base"})
     return folder
 

@@ -28,7 +28,7 @@ import json, os, sys
 from pathlib import Path
 import mlx.core as mx
 from kleinlite.errors import UserError
-from kleinlite.inference import loaded_model, machines
+from kleinlite.inference import cluster, machines
 from kleinlite.klein import Klein
 
 group = mx.distributed.init()
@@ -76,10 +76,10 @@ both("nano, an edit", model="nano", images=[picture])
 both("flux3", model=sys.argv[2] + "/flux3", width=48, height=32)
 both("flux3, an edit", model=sys.argv[2] + "/flux3", images=[picture], width=48, height=32)
 base = both("base, its two answers", model="nano-base", steps=4)
-facts["whole on both"] = base.parts.machines
-loaded_model.machine_memory = lambda held=0: (10**12, 1)  # neither can hold the whole
+facts["whole on both"] = base._model.cluster.machines
+cluster.machine_memory = lambda held=0: (10**12, 1)  # neither can hold the whole
 base = both("base, its heads", model="nano-base", steps=4)
-facts["heads of both"] = base.parts.machines
+facts["heads of both"] = base._model.cluster.machines
 
 exact, alone, together = (
     last(Klein.from_pretrained("nano", dtype=dtype, group=g)).astype(mx.float32)
@@ -104,7 +104,7 @@ klein.loras["cross"] = 0.5
 facts["rescaled"] = apart(last(klein), with_adapter)
 del klein.loras["cross"]
 facts["taken away"] = apart(last(klein), last(Klein.from_pretrained("nano")))
-loaded_model.machine_memory = lambda held=0: (10**12 if group.rank() else 10**3, 1)
+cluster.machine_memory = lambda held=0: (10**12 if group.rank() else 10**3, 1)
 try:
     klein("a", **WISH)
 except MemoryError as refusal:

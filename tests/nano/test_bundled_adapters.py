@@ -84,7 +84,7 @@ def test_one_look_is_enough_with_its_adapter():
 @pytest.mark.slow
 def test_edits_with_a_cache_come_nearer_to_the_plain_ones():
     klein = Klein.from_pretrained("nano")
-    cached = [Klein(LoadedModel(replace(klein.parts.checkpoint, info=replace(klein.info, kv=True)))) for _ in range(2)]
+    cached = [Klein(LoadedModel(replace(klein._model.checkpoint, info=replace(klein.info, kv=True)))) for _ in range(2)]
     cached[1].loras.add(FILE)
     edits = [edit for edit in held_out_edits(8) if len(edit[0]) == 1]
     apart = [0.0, 0.0]

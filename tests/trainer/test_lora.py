@@ -20,9 +20,8 @@ from tiers import slow
 from trainings import QUICK, trained
 
 from kleinlite.errors import ExistingFileError, FileError, UserError
-from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.klein import Klein
-from kleinlite.models.checkpoint import resolve_model
+from kleinlite.models.checkpoint import Checkpoint, resolve_model
 from kleinlite.models.lora_files import open_adapter
 from kleinlite.text_encoder import TextEncoder
 from kleinlite.trainer import memory_plan as plan_module, run as run_module
@@ -301,9 +300,9 @@ def rewrite(path: Path, change) -> None:
 def test_the_text_encoder_is_read_once_and_reads_one_caption_at_a_time(folder, tmp_path, monkeypatch):
     loaded = []
     rows = []
-    load = LoadedModel.load_text_encoder
+    load = Checkpoint.load_text_encoder
     read = TextEncoder.__call__
-    monkeypatch.setattr(LoadedModel, "load_text_encoder", lambda self: loaded.append(self) or load(self))
+    monkeypatch.setattr(Checkpoint, "load_text_encoder", lambda self: loaded.append(self) or load(self))
 
     def noting(self, ids, *rest):
         return rows.append(len(ids)) or read(self, ids, *rest)

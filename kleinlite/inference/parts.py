@@ -1,0 +1,137 @@
+"""A model's parts in memory: read when they are needed, released when what comes next needs the room."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ..cpu import speed_up
+from ..errors import UserError
+from ..models.checkpoint import SMALL_PART_BYTES, Checkpoint
+from ..models.families import Configs
+from .cluster import Cluster
+from .loras import Loras
+from .serialized import run_serialized
+from .strips import use_strips
+
+__all__ = ["PartStore", "Parts"]
+
+PARTS = ("tokenizer", "text_encoder", "transformer", "autoencoder")
+
+
+def weights_of(part: nn.Module) -> list[mx.array]:
+    """The arrays of a network."""
+    return [cast(mx.array, item[1]) for item in tree_flatten(part.parameters())]
+
+
+class PartStore:
+    """The parts of one model; `loaded` has those that are in memory, by name.
+
+    A pinned part, such as `klein.text_encoder` once somebody asked for it, stays as it is, with what was changed in it.
+    exact: float32 was asked for.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, loras: Loras, cluster: Cluster, keep_loaded: bool, exact: bool):
+        self.checkpoint = checkpoint
+        self.loras = loras
+        self.cluster = cluster
+        self.keep_loaded = keep_loaded
+        self.exact = exact
+        self.loaded: dict[str, Any] = {}
+        self.pinned: set[str] = set()
+
+    def is_large(self, name: str) -> bool:
+        """Whether a part's weights stay as they are in its files, and its layers are this machine's quick ones."""
+        return self.checkpoint.nbytes(name) >= SMALL_PART_BYTES
+
+    def load(self, name: str) -> Any:
+        """A part, "transformer", "text_encoder", "autoencoder" or "tokenizer": read if it is not in memory."""
+        if name not in PARTS:
+            raise UserError(f"There is no part {name!r}: a model has {', '.join(PARTS)}.")
+        part = self.loaded.get(name)
+        return run_serialized(self._read, name) if part is None else part
+
+    def _read(self, name: str) -> Any:
+        part: Any = self.loaded.get(name)  # another thread may have had its turn before
+        if part is None:
+            load = getattr(self.checkpoint, f"load_{name}")
+            is_shared = name in ("transformer", "text_encoder") and self.cluster.machines > 1
+            part = load(lazy=True) if is_shared else load()
+            if isinstance(part, nn.Module) and self.is_large(name):
+                if mx.metal.is_available():  # or macOS may page weights out between steps; mlx-lm does the same
+                    mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+                # A small network runs the chapters' own code, so that a line changed there shows.
+                speed_up(part, bfloat16=not self.exact)
+            if name == "transformer":
+                self.loras.attach_to(part)
+            if is_shared:
+                self._share(part)
+            if name == "autoencoder":
+                self._check_autoencoder(part)
+                use_strips(part)
+            self.loaded[name] = part
+        return part
+
+    def _share(self, part: nn.Module) -> None:
+        try:
+            self.cluster.share(part)
+        except UserError:
+            self.loras.release()
+            raise
+
+    def _check_autoencoder(self, part: nn.Module) -> None:
+        """Refuse weights that are not finite: what they do to a picture is not looked at again before it is saved."""
+        if not all(mx.isfinite(w).all().item() for w in weights_of(part)):
+            path = self.checkpoint.files["autoencoder"].path
+            raise UserError(f"{path} holds numbers that are not finite: download it again.")
+
+    def pin(self, name: str) -> Any:
+        """A part that stays in memory until `release_all`: the caller may change it."""
+        self.pinned.add(name)
+        return self.load(name)
+
+    def release(self, name: str) -> None:
+        """Take a part out of memory, unless it is pinned or `keep_loaded` says that all parts stay."""
+        if not self.keep_loaded and name not in self.pinned:
+            self._drop(name)
+
+    def release_all(self) -> None:
+        """Take every part out of memory, pinned ones too."""
+        self.pinned.clear()
+        for name in list(self.loaded):
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        if self.loaded.pop(name, None) is None:
+            return
+        if name == "transformer":
+            self.loras.release()
+        mx.clear_cache()  # MLX keeps freed memory for itself; this hands it back
+
+
+class Parts:
+    """What is in memory, for those who build on it."""
+
+    def __init__(self, store: PartStore):
+        self._store = store
+
+    @property
+    def configs(self) -> Configs:
+        """The numbers of the parts, which the files say."""
+        return self._store.checkpoint.configs
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        """The parts in memory, by name."""
+        return dict(self._store.loaded)
+
+    def load(self, name: str) -> Any:
+        """A part, "transformer", "text_encoder", "autoencoder" or "tokenizer": read if it is not in memory."""
+        return self._store.load(name)
+
+    def release(self, name: str) -> None:
+        """Take a part out of memory, unless somebody has asked for it as `klein.transformer` and the like."""
+        self._store.release(name)
