@@ -43,7 +43,7 @@ from kleinlite.nano.data import (
 )
 from kleinlite.nano.evaluate import contact_sheet
 from kleinlite.sampling import noised, schedule
-from kleinlite.text_encoder import TextEncoder, TextEncoderConfig, tokenize
+from kleinlite.text_encoder import TextEncoder, TextEncoderConfig, next_token_logits, tokenize
 from kleinlite.trainer.run import (
     MISSING,
     Run,
@@ -58,14 +58,12 @@ from kleinlite.trainer.run import (
 )
 from kleinlite.training import (
     Batch,
-    autoencoder_loss,
     encode_batch,
     flow_optimizer,
     initialize,
     join_references,
     learning_rate,
     shifted_times,
-    text_encoder_loss,
     velocity_loss,
 )
 from kleinlite.transformer import Transformer, TransformerConfig
@@ -95,6 +93,26 @@ SAMPLES = (
     "a yellow sun over a blue sea", "a red house under a yellow sun", "a green tree on white snow at night",
     "a white boat on a blue sea at sunset", "a black diamond on a pink background",
 )  # fmt: skip
+
+
+def autoencoder_loss(model: Autoencoder, pixels: mx.array, key: mx.array, kl_weight: float = 2e-4) -> mx.array:
+    """Picture through a noisy latent and back: absolute and squared error, and a light pull towards unit normal.
+
+    Kingma and Welling 2013, arXiv 1312.6114.
+    """
+    mean, logvar = mx.split(model.encoder(pixels), 2, axis=-1)
+    logvar = mx.clip(logvar, -20, 10)
+    z = mean + mx.exp(0.5 * logvar) * mx.random.normal(mean.shape, key=key)
+    error = model.decoder(z) - pixels
+    kl = 0.5 * (mean * mean + mx.exp(logvar) - 1 - logvar)
+    return mx.abs(error).mean() + 4 * (error * error).mean() + kl_weight * kl.mean()
+
+
+def text_encoder_loss(model: TextEncoder, ids: mx.array, mask: mx.array) -> mx.array:
+    """Cross-entropy of the next token, over real tokens: how language models learn."""
+    loss = nn.losses.cross_entropy(next_token_logits(model, ids, mask)[:, :-1], ids[:, 1:])
+    real = mask[:, 1:].astype(mx.float32)
+    return (loss * real).sum() / real.sum()
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from kleinlite.training import (
     flow_ids,
     flow_loss,
     shifted_times,
-    text_encoder_loss,
     velocity_loss,
 )
+from recipe.training import text_encoder_loss
 
 
 def weights(module):

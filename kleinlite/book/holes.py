@@ -376,10 +376,6 @@ HOLES: dict[str, dict[str, Trial]] = {
         "initialize": initialized,
         "learning_rate": lambda: [training.learning_rate(1.0, 50, 10)(mx.array(step)) for step in (0, 5, 10, 30, 50)],
         "training_step": lambda: taught(lambda net, x: 100 * (net(x) ** 2).mean()),
-        "autoencoder_loss": lambda: training.autoencoder_loss(
-            filled(autoencoder.Autoencoder(SMALL_CONFIGS[2])), normal(1, 16, 16, 3), mx.random.key(0)
-        ),
-        "text_encoder_loss": lambda: training.text_encoder_loss(small_text_encoder(), *words()),
     },  # fmt: skip
     "distillation": {
         "guided_velocity": lambda: distillation.guided_velocity(

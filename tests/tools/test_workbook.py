@@ -123,8 +123,6 @@ MISTAKES = {
     "training.initialize": ("inputs**-0.5", "inputs**-1.0"),
     "training.learning_rate": ("peak / 100, peak, warmup", "0.0, peak, warmup"),
     "training.training_step": ("        grads, _ = optim.clip_grad_norm(grads, 1.0)\n", ""),
-    "training.autoencoder_loss": ("mx.exp(0.5 * logvar)", "mx.exp(logvar)"),
-    "training.text_encoder_loss": ("[:, :-1], ids[:, 1:]", "[:, 1:], ids[:, 1:]"),
     "distillation.guided_velocity": ("(cond, uncond, guidance)", "(uncond, cond, guidance)"),
     "distillation.guided_mean_velocity": ("(x - start) / (t_end - t)", "(x - start) / (t - t_end)"),
     "distillation.distill_loss": ("batch.txt, t, rope", "batch.txt, t_end, rope"),

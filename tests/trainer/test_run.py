@@ -16,8 +16,9 @@ from kleinlite.autoencoder import Autoencoder
 from kleinlite.errors import UserError
 from kleinlite.nano.data import autoencoder_batch
 from kleinlite.trainer.run import Run, load_average, lock_folder, read_step
-from kleinlite.training import autoencoder_loss, encode_batch, flow_loss, flow_optimizer, initialize
+from kleinlite.training import encode_batch, flow_loss, flow_optimizer, initialize
 from kleinlite.transformer import Transformer
+from recipe.training import autoencoder_loss
 
 
 @pytest.mark.slow
