@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ..errors import FileError, HubError, MissingFileError, UserError, printable
 from ..files import check_disk_space
+from .fields import say_once
 from .files import INDEXES, ModelFolder, check_file, find_index, open_weight_file, open_weights
 from .registry import BUNDLED, FOLDERS, MODELS, SMALL_DECODER, SMALL_DECODER_REPO, find_released
 
@@ -126,6 +127,20 @@ def find_folders(repositories: list[Repository], access: Access) -> list[Path] |
     return folders
 
 
+def find_other_revision(repository: Repository, access: Access) -> Path | None:
+    """The newest whole revision in the cache, also one that no branch leads to: a copied cache may have no branches."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    home = Path(access.cache_dir or HF_HUB_CACHE) / repo_folder_name(repo_id=repository.repo, repo_type="model")
+    newest_first = sorted(home.glob("snapshots/*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    found = next((folder for folder in newest_first if not repository.find_trouble(folder)), None)
+    if repository.revision or not found:
+        return None
+    say_once(f"{repository.repo}: revision {found.name} is taken, the newest that is whole on this machine.")
+    return found
+
+
 def model_path(name: str, folder: Path) -> Path:
     """What a model is opened by: its folder, or the one file of a released model that is one."""
     model = find_released(name)
@@ -163,6 +178,9 @@ def fetch_repositories(name: str, repositories: list[Repository], access: Access
 
     if not access.local_files_only and not is_offline_mode():
         return download_model(name, access, repositories)
+    others = [find_other_revision(repository, access) for repository in repositories]
+    if all(others):
+        return [folder for folder in others if folder]
     way_out = "fetch it first, without the offline switch" if access.local_files_only else "unset HF_HUB_OFFLINE"
     raise MissingFileError(
         f"{repositories[0].repo} is not on this machine, or not all of it, and nothing may be downloaded: {way_out}, "

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from kleinlite.models.download import (
     plan_download,
     without_transformer,
 )
+from kleinlite.models.fields import say_once
 from kleinlite.models.registry import MODELS, SMALL_DECODER, SMALL_DECODER_REPO
 
 REPO = MODELS["4b"].repo
@@ -304,6 +306,24 @@ def test_offline_with_the_files(hub):
     folder = fetch_model("4b")
     hub.requests.clear()
     assert fetch_model("4b", OFFLINE) == folder and hub.requests == []
+
+
+@pytest.mark.parametrize("damage", ["no branches", "a line's end", "a newer one that is not whole"])
+def test_offline_another_revision_is_taken_if_it_is_whole(hub, said, damage, caplog):
+    say_once.cache_clear()
+    folder = fetch_model("4b")
+    branch = folder.parents[1] / "refs" / "main"
+    if damage == "no branches":
+        branch.unlink()
+    elif damage == "a line's end":
+        branch.write_text(f"{folder.name}\n")
+    else:
+        branch.write_text("f" * 40)
+        newer = folder.with_name("f" * 40)
+        newer.mkdir()
+        shutil.copy(folder / "model_index.json", newer)
+    assert fetch_model("4b", OFFLINE) == folder and folder.name in caplog.text
+    assert "not on this machine" in said(fetch_model, "4b", Access(revision="other", local_files_only=True))
 
 
 @pytest.mark.parametrize("environment", [False, True])
