@@ -1,13 +1,13 @@
 """Several machines.
 
-We cut a model so that several machines draw one picture together, and say beforehand for which wire that pays.
+Two computers stand side by side. Can they draw one picture together, and for which cable between them does it pay?
 
 Letters: b pictures, s tokens = m text + n picture tokens, d width, N machines.
 
-Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Stale values: Li et al. 2024
-(DistriFusion), arXiv 2402.19481; Fang et al. 2024 (PipeFusion), arXiv 2405.14430.
+Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Keys and values sent round: Liu
+et al. 2023 (ring attention), arXiv 2310.01889.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal c84603b9)
+Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal d60a87eb)
 """
 
 import math
