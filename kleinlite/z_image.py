@@ -1,15 +1,16 @@
 """A sister model.
 
-We build a second system, Z-Image-Turbo, from the parts that we own, and ask of every difference: choice or
-necessity?
+Z-Image-Turbo is another model, from another company. How much of it do we already own, and how do you port the rest
+without a mistake?
 
 Letters: b pictures, (gh, gw) rows and columns of patches, n = gh·gw picture tokens, m caption tokens, s = all rows,
 d width.
 
-Sources: Z-Image, 2025, arXiv 2511.22699; constants: the released files of Tongyi-MAI/Z-Image-Turbo and diffusers'
-ZImageTransformer2DModel; names: Comfy-Org/z_image_turbo.
+Sources: Z-Image, 2025, arXiv 2511.22699; its blocks: Lumina-Image 2.0, 2025, arXiv 2503.21758; its eight steps: Liu
+et al. 2025, arXiv 2511.22677; constants: the released files of Tongyi-MAI/Z-Image-Turbo and diffusers'
+ZImageTransformer2DModel; names: Comfy-Org/z_image_turbo. Where notes on this model are unclear: corrections.
 
-Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 774eb480)
+Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 9cb92ce7)
 """
 
 from collections.abc import Callable

@@ -247,8 +247,11 @@ def points(
     show_figure()
 
 
-def overview(mark: str = "") -> None:
-    """From prompt to picture: the tensors and the loop; what chapter `mark` ("01", "03", …) makes stands out."""
+def overview(mark: str = "", steps: int = 4, channels: int = 128) -> None:
+    """From prompt to picture: the tensors and the loop; what chapter `mark` ("01", "03", …) makes stands out.
+
+    steps, channels: of the loop, and of a latent token.
+    """
     _, ax = plt.subplots(figsize=(7.4, 2.9))
     ax.set(xlim=(0, 10.6), ylim=(0.1, 4.1))
     ax.axis("off")
@@ -265,7 +268,7 @@ def overview(mark: str = "") -> None:
         ax.annotate("", *places, arrowprops={"arrowstyle": "->", "color": "#555"})
     loop = {"arrowstyle": "->", "color": "#f08a24", "linewidth": 1.6, "connectionstyle": "arc3,rad=-0.2"}
     ax.annotate("", (3.3, 1.55), (7.8, 1.55), arrowprops=loop)
-    ax.text(6.8, 0.85, "Euler step, 4 times", ha="center", fontsize=7.5, color="#c2620a")
+    ax.text(6.8, 0.85, f"Euler step, {steps} times", ha="center", fontsize=7.5, color="#c2620a")
     ax.text(5.9, 3.3, "time t", ha="center", va="center", fontsize=8)
     ax.annotate("", (5.9, 2.45), (5.9, 3.15), arrowprops={"arrowstyle": "->", "color": "#555"})
     for name, (x, y, shape, chapter) in STAGES.items():
@@ -275,7 +278,7 @@ def overview(mark: str = "") -> None:
         style: Any = {"boxstyle": "round,pad=0.06", "facecolor": face, "edgecolor": "#8a94b8"}
         ax.add_patch(FancyBboxPatch((x - 0.56, y - 0.32), 1.12, 0.64, **style))
         ax.text(x, y + 0.1, name, ha="center", va="center", fontsize=7.5, color=ink, weight="bold")
-        ax.text(x, y - 0.17, shape, ha="center", va="center", fontsize=6, color=ink)
+        ax.text(x, y - 0.17, shape.replace("128", str(channels)), ha="center", va="center", fontsize=6, color=ink)
     plt.subplots_adjust(0, 0, 1, 1)
     show_figure()
 
