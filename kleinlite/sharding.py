@@ -7,7 +7,7 @@ Letters: b pictures, s tokens = m text + n picture tokens, d width, N machines.
 Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Keys and values sent round: Liu
 et al. 2023 (ring attention), arXiv 2310.01889.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal d60a87eb)
+Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal 9e31d3ed)
 """
 
 import math
@@ -21,7 +21,8 @@ from mlx.nn.layers.distributed import shard_inplace
 from mlx.utils import tree_flatten, tree_unflatten
 
 from .errors import UserError
-from .lora import DoRA, Kronecker, linear_layers, matrix_shape
+from .lora import linear_layers, matrix_shape
+from .lora_variants import DoRA, Kronecker
 from .quantization import QuantizedLinear
 from .sampling import Field, classifier_free_guidance
 

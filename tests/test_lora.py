@@ -5,24 +5,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from kleinlite.lora import (
-    MATRIX_KINDS,
-    Checkpointed,
-    DoRA,
-    Hadamard,
-    Kronecker,
-    LoRA,
-    SplitAdapter,
-    attach,
-    detach,
-    enable_gradient_checkpointing,
-    freeze_except,
-    linear_layers,
-    matrix_shape,
-    new_deltas,
-    rescale,
-    weight_of,
-)
+from kleinlite.lora import MATRIX_KINDS, LoRA, attach, detach, freeze_except, linear_layers, new_deltas, rescale
 from kleinlite.models.quantize import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
@@ -56,61 +39,6 @@ def apart(a: mx.array, b: mx.array) -> float:
     return mx.abs(a - b).max().item()
 
 
-# ---------------------------------------------------------------- one layer
-
-
-def normal(*shape: int, seed: int = 0) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed))
-
-
-W = normal(12, 8)
-KINDS = {
-    "LoRA": LoRA(normal(2, 8, seed=1), normal(12, 2, seed=2), 0.5),
-    "LoKr": Kronecker(normal(3, 2, seed=3), normal(4, 4, seed=4), 0.5),
-    "LoHa": Hadamard(*(normal(*shape, seed=i) for i, shape in enumerate(((12, 2), (2, 8), (12, 2), (2, 8)))), 0.5),
-    "DoRA, rows": DoRA(LoRA(normal(2, 8, seed=1), normal(12, 2, seed=2)), normal(12, seed=5), W),
-    "DoRA, columns": DoRA(LoRA(normal(2, 8, seed=1), normal(12, 2, seed=2)), normal(1, 8, seed=5), W),
-    "two of three pieces": SplitAdapter(
-        {0: LoRA(normal(2, 8, seed=1), normal(4, 2, seed=2)), 2: Kronecker(normal(2, 2), normal(2, 4))}, 3
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_added_is_what_the_changed_weight_adds(kind):
-    layer = nn.Linear(8, 12, bias=False)
-    layer.weight = W
-    x = normal(5, 8, seed=6)
-    delta = KINDS[kind].delta(W)
-    assert delta.shape == W.shape and delta.dtype == mx.float32
-    assert apart(KINDS[kind](x, layer(x), layer), x @ delta.T) < 1e-4
-
-
-def test_a_piece_without_an_adapter_stays():
-    assert mx.abs(KINDS["two of three pieces"].delta(W)[4:8]).max().item() == 0
-
-
-def test_a_dora_sets_the_length_of_each_row():
-    magnitude = mx.abs(normal(12, seed=5))
-    dora = DoRA(KINDS["LoRA"], magnitude, W)
-    assert mx.allclose(mx.linalg.norm(W + dora.delta(W), axis=1), magnitude, atol=1e-5)
-
-
-# ---------------------------------------------------------------- a network
-
-
-def test_shapes_and_weights_of_layers_in_every_form(net):
-    """Plain, quantized, and with an adapter around: the same shape, and the weight without what the adapter adds."""
-    path = "single_blocks.0.linear1"
-    w = linear_layers(net)[path].weight
-    attach(net, "x", deltas_of(net))
-    assert matrix_shape(linear_layers(net)[path]) == w.shape and mx.array_equal(weight_of(linear_layers(net)[path]), w)
-    detach(net, "x")
-    quantize(net, QUANT_SPECS[8], mx.float32)
-    layer = linear_layers(net)[path]
-    assert matrix_shape(layer) == w.shape and apart(weight_of(layer), w) < 0.01
-
-
 def test_a_new_adapter_changes_nothing_and_is_all_that_learns(net):
     before = answer(net)
     deltas = new_deltas(net, 3, mx.random.key(0))
@@ -128,46 +56,6 @@ def test_ranks_by_kind_of_matrix(net):
     mlps = {f"double_blocks.{i}.{stream}_mlp.{j}": 3 for i in range(2) for stream in ("img", "txt") for j in (0, 2)}
     assert ranks == mlps | {f"single_blocks.{i}.linear1": 5 for i in range(3)}
     assert new_deltas(net, dict.fromkeys(MATRIX_KINDS, 2), mx.random.key(0)).keys() == deltas_of(net).keys()
-
-
-def test_gradients_with_checkpointing_are_the_same(net):
-    def loss(model):
-        return (answer(model) ** 2).mean()
-
-    value, gradients = nn.value_and_grad(net, loss)(net)
-    enable_gradient_checkpointing(net)
-    again, recomputed = nn.value_and_grad(net, loss)(net)
-    assert value.item() == pytest.approx(again.item(), rel=1e-6)
-    recomputed = {name.replace(".block.", "."): g for name, g in tree_flatten(recomputed)}
-    for name, g in tree_flatten(gradients):
-        assert apart(g, recomputed[name]) <= 1e-5 * max(1, mx.abs(g).max().item()), name
-
-
-def test_checkpointing_is_done_with_one_block_before_the_next(monkeypatch):
-    """Memory of the gradients of an adapter on eight blocks, while MLX waits for each operation."""
-
-    def megabytes(call) -> float:
-        monkeypatch.setattr(Checkpointed, "__call__", call)
-        net = Transformer(TransformerConfig(double_blocks=0, single_blocks=8, heads=2, axes=(8, 8, 8, 8), d_text=64))
-        deltas = deltas_of(net)
-        attach(net, "x", deltas)
-        freeze_except(net, deltas)
-        enable_gradient_checkpointing(net)
-        x, txt = normal(8, 36, 128), normal(8, 12, 64)
-        mx.eval(net.parameters(), x, txt)
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        mx.eval(nn.value_and_grad(net, lambda net: net(x, txt, 0.7, image_ids(6, 6), text_ids(12)).sum())(net))
-        return (mx.get_peak_memory() - before) / 1e6
-
-    usual = mx.set_memory_limit(1)
-    try:
-        in_any_order = megabytes(lambda self, *inputs: nn.utils.checkpoint(self.block)(*inputs))
-        monkeypatch.undo()
-        assert megabytes(Checkpointed.__call__) < 0.7 * in_any_order
-    finally:
-        mx.set_memory_limit(usual)
 
 
 @pytest.mark.parametrize("bits", [8, 4, "mxfp4"])

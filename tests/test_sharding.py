@@ -14,7 +14,8 @@ from mlx.utils import tree_flatten
 from small_nano import launch
 
 from kleinlite.errors import UserError
-from kleinlite.lora import DoRA, LoRA, attach
+from kleinlite.lora import LoRA, attach
+from kleinlite.lora_variants import DoRA
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.families import network_of
 from kleinlite.models.quantize import quantize
@@ -31,7 +32,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from kleinlite.cpu import setup
 from kleinlite.flux3 import Flux3Config, Flux3Transformer, flux3_velocity_field
 from kleinlite.inference.machines import own_temporary_folder
-from kleinlite.lora import Hadamard, LoRA, SplitAdapter, attach, linear_layers, matrix_shape
+from kleinlite.lora import LoRA, attach, linear_layers, matrix_shape
+from kleinlite.lora_variants import Hadamard, SplitAdapter
 from kleinlite.models.quantize import quantize, quantized_layer
 from kleinlite.pipeline import velocity_field
 from kleinlite.quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec

@@ -418,14 +418,6 @@ HOLES: dict[str, dict[str, Trial]] = {
             path: delta.parameters()
             for path, delta in lora.new_deltas(small_transformer(), 2, mx.random.key(0)).items()
         },
-        "Kronecker.__call__": lambda: lora.Kronecker(normal(2, 3), normal(4, 5, seed=1), 0.5)(
-            normal(2, 15), mx.zeros((2, 8)), nn.Linear(15, 8)
-        ),
-        "DoRA.__call__": lambda: [
-            lora.DoRA(low_rank(4, 6), magnitude, layer.weight)(normal(3, 6), layer(normal(3, 6)), layer)
-            for layer in [filled(nn.Linear(6, 4, bias=False))]
-            for magnitude in (normal(4, seed=5), normal(1, 6, seed=6))
-        ],
     },
     "z_image": {
         "patches": lambda: z_image.patches(normal(2, 4, 6, 3)),
@@ -469,14 +461,14 @@ HOLES: dict[str, dict[str, Trial]] = {
             normal(2, 4, 128), normal(2, 4, 128, seed=1), mx.array([0.9, 0.5]), normal(2, 4, 128, seed=2)
         ),
         "nft_loss": lambda: reward.nft_loss(
-            lambda *_, **__: normal(2, 4, 128),
+            small_transformer(),
             normal(2, 4, 128, seed=1),
-            words()[0],
+            normal(2, 5, 72),
             mx.array([0.9, 0.5]),
             normal(2, 4, 128, seed=2),
             mx.array([0.2, 0.9]),
             normal(2, 4, 128, seed=3),
-            None,
+            small_batch().rope,
         ),
     },  # fmt: skip
     "sharding": {

@@ -2,7 +2,7 @@
 
 A file is read once, and understood as a whole or refused: each tensor must find its one place, each module must be
 complete, finite and of the right shape, or one sentence names what is wrong and the model that the file seems to be
-for. The spellings are said in `families`; the formulas of the four kinds are chapter 14's.
+for. The spellings are said in `families`; LoRA's formula is chapter 14's, the others are in `lora_variants`.
 """
 
 import hashlib
@@ -23,7 +23,8 @@ import mlx.nn as nn
 from ..checkpoints import find_conversion, rename, swap_halves
 from ..errors import MissingFileError, UserError, clip, first_few
 from ..files import replace_file
-from ..lora import DoRA, Hadamard, Kronecker, LoRA, SplitAdapter, linear_layers, matrix_shape, weight_of
+from ..lora import LoRA, linear_layers, matrix_shape
+from ..lora_variants import DoRA, Hadamard, Kronecker, SplitAdapter, weight_of
 from .families import FAMILIES, KLEIN, Family, family_of
 from .fields import check_words, say_once
 from .files import list_files, open_weight_file, read_json
@@ -126,7 +127,7 @@ KINDS: list[tuple[str, Factors, tuple[str, ...], tuple[str, ...]]] = [
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors of one module of a file, sorted into the formula of their kind, which is chapter 14's.
+    """The tensors of one module of a file, sorted into the formula of their kind.
 
     LoRA: up (d_out, r), down (r, d_in). DoRA: also magnitude, (d_out,) or (d_out, 1), a length for each row, or
     (1, d_in), for each column. LoHa: two pairs as LoRA's, whose products are multiplied number by number. LoKr: two
@@ -182,7 +183,7 @@ class Tensors:
         return replace(self, arrays=self.arrays | {name: swap_halves(self.arrays[name]) for name in names})
 
     def delta(self, scaling: float, weight: Callable[[], mx.array]) -> nn.Module:
-        """Chapter 14's module. weight: the matrix that it stands beside, which only DoRA asks for."""
+        """The module that computes it. weight: the matrix that it stands beside, which only DoRA asks for."""
         factors = [[self.arrays[name] for name in names] for names in self.factors]
         if self.kind == "LoKr":
             first, second = map(product, factors)
@@ -348,7 +349,7 @@ class Adapter:
         return f": it looks like an adapter for {self.model}" if self.model else ""
 
     def _delta(self, module: str, target: Target, layer: nn.Module) -> nn.Module:
-        """One module's tensors as chapter 14's module, beside a layer or a third of it."""
+        """One module's tensors as a module of ours, beside a layer or a third of it."""
         tensors = self.modules[module]
         if target.swapped:
             tensors = tensors.swap_halves(self.path)

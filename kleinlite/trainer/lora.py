@@ -25,7 +25,7 @@ from PIL import Image
 from ..errors import ExistingFileError, UserError
 from ..files import check_disk_space, replace_file, write_json
 from ..klein import Klein
-from ..lora import attach, enable_gradient_checkpointing, freeze_except, new_deltas
+from ..lora import attach, freeze_except, new_deltas
 from ..models.describe import check_base
 from ..models.files import read_json
 from ..models.lora_files import open_adapter, write_adapter
@@ -36,6 +36,7 @@ from ..sampling import classifier_free_guidance, euler, noise, schedule
 from ..text_encoder import tokenize
 from ..training import learning_rate, shifted_times, velocity_loss
 from ..transformer import Transformer
+from .checkpointing import enable_gradient_checkpointing
 from .folder import Example
 from .run import Run, lock_folder, read_arrays, read_step, train_with_progress, write_arrays
 from .settings import Settings, default_rate

@@ -152,8 +152,6 @@ MISTAKES = {
         "        layer.deltas.clear()\n",
     ),
     "lora.new_deltas": ("d_in**-0.5 *", "rank**-0.5 *"),
-    "lora.Kronecker.__call__": ("product.reshape(y.shape)", "product.swapaxes(-1, -2).reshape(y.shape)"),
-    "lora.DoRA.__call__": ("(self.gain - 1)", "self.gain"),
     "z_image.patches": ("-1, 4).swapaxes(-1, -2)", "-1, 4)"),  # klein's order of channels
     "z_image.caption_ids": ("mx.arange(1, m + 1)", "mx.arange(m)"),
     "z_image.picture_ids": ("t=m + 1", "t=0"),
@@ -382,7 +380,7 @@ def test_every_hole_has_its_mistake_and_every_chapter_its_holes():
     assert MISTAKES.keys() == {f"{module}.{hole}" for module, holes in HOLES.items() for hole in holes}
     assert set(HOLES) == {workbook.module_of(notebook) or "book.ladder" for notebook in NOTEBOOKS}
     assert len(workbook.make_all()) == len(HOLES)
-    assert all(5 <= len(holes) <= 8 for holes in HOLES.values())
+    assert all(3 <= len(holes) <= 8 for holes in HOLES.values())
 
 
 def test_every_module_has_tests_of_its_own():
