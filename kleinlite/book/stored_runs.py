@@ -1,8 +1,8 @@
 """Trainings that a chapter repeats with other seeds: the first seed's is run on the page, the others are stored.
 
-    KLEINLITE_RUNS=all python -m tools.notebooks --timeout 3600 run notebooks/18_judge.ipynb
+    KLEINLITE_RUNS=all python -m tools.notebooks --timeout 3600 run notebooks/14_lora.ipynb
 
-runs all of them and stores them; likewise chapters 14 and 16. It takes minutes, of chapter 18 half an hour.
+runs all of them and stores them; likewise chapter 16. It takes up to half an hour.
 
 The page runs the code that made the stored numbers, and compares: its own first run must come out as the stored one
 did, up to what another processor's rounding does to a training.

@@ -1,4 +1,4 @@
-"""A second look, by other ways than the judge's: shapes whose pixels are mixtures, and things counted by color.
+"""A second look at shapes, by another way than the judge's: nothing is cut out, every pixel is a mixture.
 
 The judge's masks teach the stage `redraw`, so they cannot say how good it is. Here a pixel is so much background, so
 much shadow and so much of each asked colour (least squares), which leaves soft pictures of the things. *Dents*: rays
@@ -8,16 +8,13 @@ the mean. *Fit*: the kind's own drawing laid over the soft picture at the place 
 H, W pixels
 """
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from PIL import Image
 
-from ..scenes import BACKGROUNDS, COLOURS, Scene, Spot, Thing, draw, draw_shapes, mix_colours
-from .evaluate import SIZE, SKYLINE, find_ground
+from ..scenes import BACKGROUNDS, COLOURS, Scene, Spot, Thing, draw_shapes, mix_colours
 
 RAYS = 90
 STEP = 0.05  # pixels along a ray
@@ -103,18 +100,3 @@ def fit(picture: Image.Image, things: Sequence[Thing], which: int = 0) -> tuple[
                         highest = tried
                         better = True
     return highest, best
-
-
-def count_patches(picture: Image.Image, thing: Thing) -> int:
-    """How many separate patches in a landscape have a thing's color, as it looks under this sky; by columns."""
-    ground = find_ground(picture)
-    if not ground.is_landscape:
-        return 0
-    levels = np.asarray(picture.convert("RGB"), dtype=np.int32)
-    bare = np.asarray(draw(ground, SIZE), dtype=np.int32)
-    model = np.asarray(draw(replace(ground, things=(replace(thing, place="left"),)), SIZE), dtype=np.int32)
-    colors, counts = np.unique(model[np.abs(model - bare).sum(axis=-1) > 5], axis=0, return_counts=True)
-    close = np.abs(levels - colors[counts.argmax()]).sum(axis=-1)[SKYLINE:] < 76
-    columns = close.sum(axis=0) >= 3
-    widths = [len(list(run)) for is_thing, run in itertools.groupby(columns) if is_thing]
-    return sum(width >= 4 for width in widths)
