@@ -1,14 +1,13 @@
 """Quantization.
 
-We keep the weights in 8 bits or in 4, by a formula short enough to work out by hand, and multiply with them as they
-are.
+The 4B's transformer has 3.9 billion weights. How many bits does a weight need?
 
 Letters: d_in inputs of a layer, d_out outputs, a group: neighbors in a row that share one scale.
 
 Sources: the MX formats: OCP Microscaling Formats v1.0, 2023. NVFP4: NVIDIA's format of E2M1 codes with an E4M3
 scale for 16. FP8 (E4M3): Micikevicius et al. 2022, arXiv 2209.05433. Affine groups: as `mx.quantize` makes them.
 
-Promoted from notebooks/07_quantization.ipynb: edit there, then run `make promote`. (seal 32adadde)
+Promoted from notebooks/07_quantization.ipynb: edit there, then run `make promote`. (seal 6f2f7e8f)
 """
 
 from collections.abc import Callable
