@@ -12,6 +12,7 @@
 
 What compares with diffusers needs it installed: `python tests/goldens/make_nano_golden.py` and
 `make_nano_lora_golden.py` are for the end. Numbers in prose are for whoever reads the pages again.
+notebooks/judge-labels.json needs eyes: `python -m recipe.judge_labels` draws the new nano's pictures to be labeled.
 """
 
 import argparse
@@ -96,7 +97,7 @@ def pictures(folder: Path) -> None:
 
 
 def accuracy(folder: Path) -> None:
-    run("recipe.evaluate", "--sweep", "notebooks/accuracy.json")
+    run("recipe.evaluate", "--sweep", "notebooks/accuracy.json", "--count", "100")
 
 
 def notebooks(folder: Path) -> None:

@@ -15,7 +15,29 @@ from kleinlite.measuring import (
     paired_difference,
     share_error,
     sign_test,
+    wilson_interval,
 )
+
+
+def test_wilsons_interval():
+    low, high = wilson_interval(81, 263)
+    assert (low, high) == (pytest.approx(0.2553, abs=1e-4), pytest.approx(0.3662, abs=1e-4))  # Newcombe 1998, table I
+    assert wilson_interval(0, 20) == (0, pytest.approx(0.1611, abs=1e-4))  # the same
+    assert wilson_interval(20, 20) == (pytest.approx(1 - 0.1611, abs=1e-4), 1)
+    for p in (low, high):  # from its ends the count lies 1.96 standard errors away
+        assert abs(81 / 263 - p) == pytest.approx(1.96 * math.sqrt(p * (1 - p) / 263))
+
+
+@pytest.mark.parametrize(("p", "count"), [(0.5, 40), (0.9, 40), (0.95, 40), (0.98, 100)])
+def test_wilsons_interval_holds_the_truth_in_about_nineteen_of_twenty(p, count):
+    def chance(right):
+        return math.comb(count, right) * p**right * (1 - p) ** (count - right)
+
+    def holds(right):
+        low, high = wilson_interval(right, count)
+        return low <= p <= high
+
+    assert 0.93 < sum(chance(right) for right in filter(holds, range(count + 1))) < 0.975
 
 
 def test_the_error_of_a_share():

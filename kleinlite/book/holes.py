@@ -399,6 +399,7 @@ HOLES: dict[str, dict[str, Trial]] = {
         ),
     },  # fmt: skip
     "measuring": {
+        "wilson_interval": lambda: mx.array([measuring.wilson_interval(k, 40) for k in (0, 10, 40)]),
         "share_error": lambda: mx.array([measuring.share_error(k, 40) for k in (0, 10, 40)]),
         "bootstrap_error": lambda: mx.array(measuring.bootstrap_error(max, [1.0, 2.0, 5.0, 9.0], draws=20)),
         "mean_and_error": lambda: mx.array(measuring.mean_and_error([1.0, 2.0, 4.0])),

@@ -128,6 +128,7 @@ MISTAKES = {
     "distillation.distill_loss": ("batch.txt, t, rope", "batch.txt, t_end, rope"),
     "distillation.own_path": ("(t_next - t)", "(t - t_next)"),
     "distillation.redraw_loss": ("(x - batch.clean) / t", "(x - batch.clean)"),
+    "measuring.wilson_interval": ("middle - half", "middle - 2 * half"),
     "measuring.share_error": ("(right + 0.5) / (count + 1)", "right / count"),
     "measuring.bootstrap_error": ("rng.choices(cases, k=len(cases))", "rng.sample(cases, len(cases))"),
     "measuring.mean_and_error": ("stdev(values) / math", "pstdev(values) / math"),
