@@ -39,7 +39,7 @@ SHARES = {  # references make a batch smaller
 SEGMENTS = (3, 0, 3, 1, 3, 2, 3)  # which of the four steps a step of distillation is about, by turns
 GUIDANCE = 3.0  # of pictures from words alone
 EDIT_GUIDANCE = 1.5  # the reference leaves little to choose
-LAYOUT = 2  # the first steps, in which a landscape is not guided: there guidance turns skies to night (chapter 12)
+LAYOUT = 2  # the first steps, in which a landscape is not guided: there guidance turns skies to night
 EMPTY = 0.1  # share of prompts that are left out: guidance asks without one
 FAINT = {  # things that hardly stand out: (colour, background) of shapes, (colour, ground) of things in a landscape
     ("pink", "pink"), ("pink", "purple"), ("pink", "white"), ("yellow", "yellow"), ("yellow", "white"),

@@ -49,7 +49,7 @@ from kleinlite.scenes import (
     shape_corners,
 )
 from kleinlite.text_encoder import TextEncoder, tokenize
-from kleinlite.training import encode_batch
+from kleinlite.training import Batch, encode_batch, join_references
 from kleinlite.transformer import Transformer
 
 from .curriculum import allowed_scenes
@@ -82,9 +82,17 @@ class Redrawn(NamedTuple):
         x = self.path[rows, segment]
         target = self.target[rows]
         if segment < STUDENT_STEPS - 1:
-            t, t_next = schedule(STUDENT_STEPS, x.shape[1])[segment : segment + 2]
-            target = x + t / (t - t_next) * (self.path[rows, segment + 1] - x)
+            t, s = schedule(STUDENT_STEPS, x.shape[1])[segment : segment + 2]
+            target = x + t / (t - s) * (self.path[rows, segment + 1] - x)
         return x, target, self.ids[rows], self.mask[rows], segment
+
+
+def redraw_loss(student: Transformer, x: mx.array, batch: Batch, segment: int) -> mx.array:
+    """From its own latents x (b, n, 128) before step `segment`, the student's velocity against the straight way to
+    batch.clean, the latents of the drawing."""
+    t = schedule(STUDENT_STEPS, x.shape[1])[segment]
+    velocity = student(join_references(x, batch.references), batch.txt, t, rope=batch.rope)[:, : x.shape[1]]
+    return ((velocity - (x - batch.clean) / t) ** 2).mean()
 
 
 def fresh_captions(first: int = FIRST) -> Iterator[tuple[Scene, str]]:

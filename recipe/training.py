@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.distillation import STUDENT_STEPS, distill_loss, redraw_loss
+from kleinlite.distillation import STUDENT_STEPS, distill_loss
 from kleinlite.errors import UserError
 from kleinlite.files import replace_file
 from kleinlite.inference.machines import own_temporary_folder
@@ -69,7 +69,7 @@ from kleinlite.training import (
 from kleinlite.transformer import Transformer, TransformerConfig
 
 from .curriculum import GUIDANCE, Curriculum, make_lessons
-from .redraw import APART as REDRAW_APART, FIRST as REDRAW_FROM, WIDER, Redrawn, draw_again
+from .redraw import APART as REDRAW_APART, FIRST as REDRAW_FROM, WIDER, Redrawn, draw_again, redraw_loss
 from .repair import APART as REPAIR_APART, FIRST as REPAIR_FROM, ROUNDS, Own, draw_lone_things
 
 STEPS = {

@@ -394,9 +394,6 @@ HOLES: dict[str, dict[str, Trial]] = {
             mx.random.key(0),
         ),
         "own_path": lambda: distillation.own_path(small_transformer(), normal(2, 4, 128, seed=7), small_batch()),
-        "redraw_loss": lambda: distillation.redraw_loss(
-            small_transformer(), normal(2, 4, 128, seed=7), small_batch(), 3
-        ),
     },  # fmt: skip
     "measuring": {
         "wilson_interval": lambda: mx.array([measuring.wilson_interval(k, 40) for k in (0, 10, 40)]),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from kleinlite.distillation import redraw_loss
 from kleinlite.errors import UserError
 from kleinlite.klein import Klein
 from kleinlite.nano.evaluate import requested
+from kleinlite.sampling import schedule
 from kleinlite.scenes import (
     SHAPES,
     Scene,
@@ -24,7 +24,7 @@ from kleinlite.scenes import (
     scene_held_out,
     shape_spots,
 )
-from kleinlite.training import encode_batch
+from kleinlite.training import Batch, encode_batch
 from recipe import redraw
 from recipe.training import stay_loss
 
@@ -98,6 +98,21 @@ def test_targets_stand_further_from_the_mean_of_their_kind_and_place():
     assert alone == pytest.approx((0.2, 0.4, 0.19))
 
 
+def test_a_drawing_straight_ahead_has_nothing_to_teach():
+    """And one that lies beside it by t is wrong by 1 per number, before any step."""
+
+    def field(img, txt, t, rope):
+        return t * img + 1
+
+    x = mx.random.normal((2, 36, 3), key=mx.random.key(0))
+    batch = Batch(x, mx.zeros((2, 1, 1)), None, mx.zeros((2, 5, 3)))  # references are no part of it
+    for segment, t in enumerate(schedule(4, 36)[:-1]):
+        ahead = batch._replace(clean=x - t * field(x, None, t, None))
+        assert redraw.redraw_loss(field, x, ahead, segment).item() < 1e-8
+        beside = batch._replace(clean=ahead.clean + t)
+        assert redraw.redraw_loss(field, x, beside, segment).item() == pytest.approx(1.0, abs=1e-4)
+
+
 @pytest.fixture(name="own", scope="module")
 def drawn_by_nano():
     """A small round of the bundled model."""
@@ -114,7 +129,7 @@ def test_a_round_is_on_the_students_own_path(own):
 
     def wrong(x, target, segment, ids=found.ids, mask=found.mask):
         batch = encode_batch(klein.transformer, klein.text_encoder, (6, 6), target, x[:, :0], ids, mask)
-        return redraw_loss(klein.transformer, x, batch, segment).item()
+        return redraw.redraw_loss(klein.transformer, x, batch, segment).item()
 
     last = found.path[:, 3]
     others = mx.roll(found.target, 1, axis=0)
