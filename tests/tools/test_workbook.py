@@ -377,7 +377,7 @@ def test_every_hole_has_its_mistake_and_every_chapter_its_holes():
     assert MISTAKES.keys() == {f"{module}.{hole}" for module, holes in HOLES.items() for hole in holes}
     assert set(HOLES) == {workbook.module_of(notebook) or "book.ladder" for notebook in NOTEBOOKS}
     assert len(workbook.make_all()) == len(HOLES)
-    assert all(5 <= len(holes) <= 8 for holes in HOLES.values())
+    assert all(4 <= len(holes) <= 8 for holes in HOLES.values())
 
 
 def test_every_module_has_tests_of_its_own():
