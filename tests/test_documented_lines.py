@@ -34,7 +34,6 @@ MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 NOT_RUN = {
     "python -m recipe speedrun --minutes 30": "half an hour; test_speedrun.py runs a short one",
     "python -m recipe train RUNS": "hours; test_recipe.py runs it with few steps",
-    "python -m recipe train RUNS --stage redraw": "it needs the stages before; test_recipe.py runs them with few steps",
     "mlx.launch -n 2 -- python -m recipe train RUNS": "hours",
 }
 # Lines that end with a plan of their training, since the training itself takes minutes to hours.
@@ -60,6 +59,7 @@ FOREIGN = {
 }
 # Python blocks that are not run, by a line of theirs.
 NOT_RUN_BLOCKS = {
+    "from huggingface_hub import parse_safetensors_file_metadata": "it asks the hub",
     "def split_heads(x: mx.array, count: int, heads: int) -> list[mx.array]:": "a hole of the workbook",
     "#| default_exp squares": "a cell of a notebook that is not there",
     "def square(x: mx.array) -> mx.array:": "the next one",

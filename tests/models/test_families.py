@@ -67,6 +67,7 @@ import json, shutil, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 import mlx.core as mx
+from kleinlite.checkpoints import Rule
 from kleinlite.models import families
 from kleinlite.models.families import KLEIN
 from kleinlite.transformer import Transformer, TransformerConfig
@@ -84,7 +85,7 @@ def even(steps, n):
 
 # the record
 form = replace(
-    KLEIN.transformer, config=MadeUpConfig, network=MadeUp, names=[*KLEIN.transformer.names, (r"^", "made_up.")],
+    KLEIN.transformer, config=MadeUpConfig, network=MadeUp, names=[*KLEIN.transformer.names, Rule(r"^", ["made_up."])],
 )
 families.FAMILIES += (replace(
     KLEIN, title="made up", pipelines=("MadeUp",), classes=("MadeUp",),
