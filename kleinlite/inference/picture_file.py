@@ -12,6 +12,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 from ..errors import FileError, UserError
 from ..files import replace_file
+from ..models.files import GIT_LFS, refuse_pointer
 
 __all__ = [
     "open_picture",
@@ -57,6 +58,8 @@ def open_picture(path: str | Path) -> Image.Image:
     except Exception as error:  # there are many ways to stumble over a broken file, and Pillow knows them
         if "MAX_TEXT" in str(error):
             raise UserError(f"{path} carries too much text: save the picture without its metadata.") from None
+        with Path(path).open("rb") as file:
+            refuse_pointer(Path(path), file.read(len(GIT_LFS)))
         why = "" if isinstance(error, Image.UnidentifiedImageError) else f" ({error})"
         raise UserError(f"{path} cannot be read as a picture{why}: use a PNG, JPEG or WebP file.") from None
 

@@ -359,3 +359,10 @@ def test_a_picture_names_no_adapter_in_another_folder():
     said = {"file": "style.safetensors", "scale": 0.5, "sha256": "0" * 64}
     assert is_lora(said)
     assert not is_lora(said | {"file": "../style.safetensors"}) and not is_lora(said | {"file": "/etc/passwd"})
+
+
+def test_a_note_of_git_lfs_in_a_pictures_place(tmp_path):
+    path = tmp_path / "x.png"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(UserError, match="git-lfs's note.*git lfs pull"):
+        open_picture(path)
