@@ -37,7 +37,7 @@ WORKERS = Path(__file__).parent / "workers"
 SCRIPTS = {"kleinlite": "ours.py", "diffusers": "with_diffusers.py", "mflux": "with_mflux.py"}
 MLX = "mlx" if sys.platform == "darwin" else "mlx[cpu]" if mx.default_device() == mx.Device(mx.cpu) else "mlx[cuda]"
 PEERS = {
-    "diffusers": ("torch==2.13.0", "diffusers==0.42.1", "transformers==5.23.0", "accelerate", "safetensors"),
+    "diffusers": ("torch==2.13.0", "diffusers==0.42.1", "transformers==5.24.0", "accelerate", "safetensors"),
     "mflux": (MLX, "scipy-openblas32", "transformers", "platformdirs", "piexif", "toml", "pillow", "tokenizers",
               "safetensors", "tqdm"),
 }  # fmt: skip

@@ -242,7 +242,7 @@ class Klein:
     def _decode(self, request: Request, latents: mx.array, fast: bool = False) -> Pictures:
         """The pictures of latents (b, n, c), as many as the request asks for."""
         grid = latents.reshape(len(latents), *request.grid, -1)
-        if fast:
+        if fast and not self._model.has_tiny_decoder:
             small = to_images(preview_pixels(self._model.preview_matrix(), grid))
             images = [image.resize((request.width, request.height), Image.Resampling.BICUBIC) for image in small]
         else:

@@ -16,7 +16,6 @@ from typing import Any
 
 from .. import __version__
 from ..errors import USER_ERRORS, Parser, run_command
-from ..models.registry import SMALL_DECODER
 from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size
 
 SHELLS = ("bash", "zsh", "fish")
@@ -98,7 +97,7 @@ def make_parser() -> Parser:
     add("--prompts", type=Path, metavar="FILE", help=about)
     about = "for a --model that is one file with a transformer: the model that has its other parts, such as 4b"
     add("--parts", metavar="NAME", help=about)
-    about = f"a narrower decoder: {SMALL_DECODER}, or a model's folder or autoencoder file"
+    about = "a quicker decoder: small-decoder, taef2 (tiny), or a model's folder or autoencoder file"
     add("--decoder", metavar="NAME", help=about)
     add("--offline", action="store_true", help="download nothing, and ask no network")
 

@@ -9,7 +9,7 @@ from ..inference.memory_check import FEWER_BITS, plan_model
 from ..memory import count_parameters
 from ..models.describe import describe
 from ..models.families import network_of
-from ..models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_BYTES
+from ..models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_BYTES, TAEF2
 from ..quantization import QUANT_SPECS
 
 
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
         f"\nPython and MLX take 0.1 GB more. Fits: into the {whole:.1f} GB of this machine."
         "\nWhat is not here is fetched on first use, or by `kleinlite download NAME`, from huggingface.co, a"
         "\ngated model after you have accepted its license there and logged in with `hf auth login`."
-        f"\nBeside them, {SMALL_DECODER} ({SMALL_DECODER_BYTES / 1e6:.0f} MB, Apache-2.0): "
+        f"\nBeside them, {SMALL_DECODER} ({SMALL_DECODER_BYTES / 1e6:.0f} MB, Apache-2.0) and {TAEF2} (10 MB, MIT): "
         f"`--decoder {SMALL_DECODER}`."
     )
 

@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..models.checkpoint import Checkpoint, PartsArgument, open_checkpoint
 from ..models.describe import ModelFacts
 from ..models.download import ANYWHERE, Access
+from ..models.families.taef2 import Taef2Config
 from ..quantization import QUANT_SPECS
 from .cluster import Cluster
 from .fast_preview import fit_preview
@@ -82,6 +83,11 @@ class LoadedModel:
                 return function(*args, **kwargs)
 
         return run_serialized(run_beside_others)
+
+    @property
+    def has_tiny_decoder(self) -> bool:
+        """Whether its decoder is so quick that no preview needs a matrix in its place."""
+        return isinstance(self.checkpoint.configs.autoencoder, Taef2Config)
 
     def preview_matrix(self) -> mx.array:
         """What stands for the decoder in fast previews, see `fit_preview`; fitted when first asked for, and kept."""

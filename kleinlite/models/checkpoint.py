@@ -36,7 +36,7 @@ from .fields import say_once, shorten
 from .files import ModelFolder, WeightFiles, check_file, find_index, open_weights, read_json
 from .formats import assemble, check_packing, find_quant_spec, load_weights
 from .quantize import join, quantize as quantize_module
-from .registry import FOLDERS, PARTS, find_bundled, find_released
+from .registry import FOLDERS, PARTS, TAEF2_FILE, find_bundled, find_released
 
 SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded
 Weights = dict[str, mx.array | QuantizedMatrix]  # by our names
@@ -127,7 +127,10 @@ def resolve_replacement(part: str, place: str, access: Access = ANYWHERE) -> Pat
     if find_index(path).exists():
         return open_folder(path).part(part)
     own = path / FOLDERS[part]
-    return own if own.is_dir() else path
+    if own.is_dir():
+        return own
+    only = path / TAEF2_FILE
+    return only if only.exists() else path
 
 
 # ---------------------------------------------------------------- files → configs, checked against each other
@@ -422,8 +425,8 @@ class Checkpoint:
     def _match(self, part: str) -> Matched:
         """A part and its weights. Raises UserError if a tensor has no place, or a place no tensor."""
         family = family_of(self.configs.transformer)
-        form = family.parts[part]
         cfg = getattr(self.configs, part)
+        form = family.parts[part].of(cfg)
         files = self.files[part]
         check_packing(files.path, files.tensors)
         everything, metadata = files.load()

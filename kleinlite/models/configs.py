@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import UserError, printable
 from ..text_encoder import TextEncoderConfig
 from .families import FAMILIES, KLEIN, Family, Shapes, family_of_config, family_of_tensors, find_prefix
+from .families.taef2 import LAYER, is_taef2, own_name
 from .fields import Field, check_fields, check_words, read_layout
 from .files import INDEX, ModelFolder, WeightFiles, find_index, open_weights, read_json
 from .formats import check_packing
@@ -62,8 +63,6 @@ DISTINCTIVE_NAMES = {  # tensors and words that only these models have
     "FLUX.1": ("vector_in.in_layer.weight", "double_blocks.0.img_mod.lin.weight", "pooled_projection_dim"),
     "FLUX.2 [dev]": ("guidance_in.in_layer.weight", "time_guidance_embed.guidance_embedder.linear_1.weight"),
 }
-# Tensors of the tiny autoencoders: convolutions by their number, alone in the file or under encoder and decoder.
-TINY_DECODER = re.compile(r"((taesd_)?(encoder|decoder)\.)?(layers\.)?\d+(\.conv\.\d+|\.skip)?\.(weight|bias)")
 OTHER_CLASSES = {
     "FluxPipeline": "FLUX.1",
     "FluxTransformer2DModel": "FLUX.1",
@@ -79,8 +78,8 @@ def find_other_model(values: dict[str, Any]) -> str | None:
     """The name of another model whose index, config or header this is; None if it may be one of ours."""
     if values.get("joint_attention_dim") == 15360 or values.get("num_single_layers") == 48:
         return "FLUX.2 [dev]"
-    if values and all(TINY_DECODER.fullmatch(name) for name in values):
-        return "a tiny autoencoder for previews (TAESD, TAEF2), which step.preview(fast=True) does without"
+    if values and all(LAYER.fullmatch(name.removeprefix("taesd_")) for name in values):
+        return 'a tiny autoencoder for previews, of which only TAEF2 serves, as parts={"vae": "taef2"}'
     for model, names in DISTINCTIVE_NAMES.items():
         if any(word.endswith(names) for word in values):
             return model
@@ -118,6 +117,8 @@ def own_names(part: str, names: Iterable[str], family: Family | None = None) -> 
     prefix = prefixes.pop(part, "")
     others = tuple(other.partition(".")[0] + "." for other in prefixes.values() if other)
     plain = {name: WRAPPER.sub(r"\1", name) for name in names}
+    if part == "autoencoder" and all(map(LAYER.fullmatch, plain.values())):
+        return {name: own_name(layer) for name, layer in plain.items()}
     return {
         name: own.removeprefix(prefix)
         for name, own in plain.items()
@@ -180,7 +181,8 @@ def infer_config(part: str, weights: WeightFiles, family: Family | None = None) 
     path = weights.path
     check_packing(path, weights.tensors)
     tensors = {own: weights.tensors[name] for name, own in own_names(part, weights.tensors, family).items()}
-    check_supported(path, tensors)
+    if part != "autoencoder" or not is_taef2(tensors):
+        check_supported(path, tensors)
     if family is None:
         family = family_of_tensors(tensors) if part == "transformer" else KLEIN
     infer = family.parts[part].infer
@@ -203,7 +205,8 @@ def infer_config(part: str, weights: WeightFiles, family: Family | None = None) 
 
 def check_config(path: Path, cfg: Any, family: Family, part: str) -> None:
     """Refuse numbers that are out of range or contradict each other. Raises UserError."""
-    check_fields(path, cfg, family.parts[part].fields)
-    wrong = family.parts[part].contradictions(cfg)
+    form = family.parts[part].of(cfg)
+    check_fields(path, cfg, form.fields)
+    wrong = form.contradictions(cfg)
     if wrong:
         raise UserError(f"{path} contradicts itself ({'; '.join(wrong)}): is this another kind of model?")

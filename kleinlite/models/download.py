@@ -21,7 +21,7 @@ from ..errors import FileError, HubError, MissingFileError, UserError, printable
 from ..files import check_disk_space
 from .fields import say_once
 from .files import INDEXES, ModelFolder, check_file, find_index, open_weight_file, open_weights
-from .registry import BUNDLED, FOLDERS, MODELS, SMALL_DECODER, SMALL_DECODER_REPO, find_released
+from .registry import BUNDLED, DECODERS, FOLDERS, MODELS, find_released
 
 __all__ = ["Access", "download_model", "fetch_model", "fetch_parts", "find_cached", "plan_download"]
 
@@ -73,8 +73,8 @@ class Repository(NamedTuple):
 
 def required_repositories(name: str, revision: str | None = None) -> list[Repository]:
     """The repositories of a model, the one that has the transformer first. Raises UserError for what is no name."""
-    if name.lower() == SMALL_DECODER:
-        return [Repository(SMALL_DECODER_REPO, ("config.json", "diffusion_pytorch_model.safetensors"))]
+    if name.lower() in DECODERS:
+        return [Repository(*DECODERS[name.lower()])]
     model = find_released(name)
     if model and model.parts_from:
         file = Repository(model.repo, (model.file,), revision=revision)
@@ -156,7 +156,7 @@ def find_cached(name: str, access: Access = ANYWHERE) -> Path | None:
 def fetch_model(name: str, access: Access = ANYWHERE) -> Path:
     """Where a model's files are on this machine; what is not here is downloaded, if `access` allows it.
 
-    name: of `MODELS`, "small-decoder", or a repository `owner/name` with a model in the released layout, or in that of
+    name: of `MODELS` or `DECODERS`, or a repository `owner/name` with a model in the released layout, or in that of
     `kleinlite quantize`. The path is the model's folder; of a model that is one file, as "4b-fp8", it is that file, and
     `fetch_parts` tells where its other parts are. Raises UserError, FileError or HubError.
     """

@@ -161,10 +161,17 @@ MODELS = {
     "flux3": flux3("klein", SIZE_FLUX3),
     "flux3-base": flux3("klein-base", SIZE_FLUX3_BASE),
 }
-# An autoencoder with a narrower decoder, which any klein can have in place of its own.
+# Decoders that any klein can have in place of its own: one half as wide, and one of a hundredth of the work.
 SMALL_DECODER = "small-decoder"
 SMALL_DECODER_REPO = "black-forest-labs/FLUX.2-small-decoder"
 SMALL_DECODER_BYTES = 249_519_092
+TAEF2 = "taef2"
+TAEF2_REPO = "madebyollin/taef2"
+TAEF2_FILE = "taef2.safetensors"
+DECODERS = {
+    SMALL_DECODER: (SMALL_DECODER_REPO, ("config.json", "diffusion_pytorch_model.safetensors")),
+    TAEF2: (TAEF2_REPO, (TAEF2_FILE,)),
+}
 
 
 def find_released(name: str) -> ReleasedModel | None:

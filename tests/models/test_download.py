@@ -19,6 +19,7 @@ from stand_in_hub import CHUNK, COMMIT, DECOYS, TINY, Repository, large, release
 from waiting import HANGS, wait_until
 
 from kleinlite import Klein
+from kleinlite.models.checkpoint import resolve_replacement
 from kleinlite.models.download import (
     Access,
     Repository as Needed,
@@ -30,7 +31,7 @@ from kleinlite.models.download import (
     without_transformer,
 )
 from kleinlite.models.fields import say_once
-from kleinlite.models.registry import MODELS, SMALL_DECODER, SMALL_DECODER_REPO
+from kleinlite.models.registry import MODELS, SMALL_DECODER, SMALL_DECODER_REPO, TAEF2, TAEF2_FILE, TAEF2_REPO
 
 REPO = MODELS["4b"].repo
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -159,6 +160,13 @@ def test_the_small_decoder(hub):
     }
     hub.repositories[SMALL_DECODER_REPO] = Repository(files | {"full_encoder_small_decoder.safetensors": b"x"})
     assert content(fetch_model(SMALL_DECODER)) == files
+
+
+def test_taef2(hub):
+    """Of its repository one file, which both halves are in."""
+    file = {TAEF2_FILE: FILES["vae/diffusion_pytorch_model.safetensors"]}
+    hub.repositories[TAEF2_REPO] = Repository(file | {"taef2_sample.png": b"x"})
+    assert resolve_replacement("autoencoder", TAEF2).name == TAEF2_FILE and content(fetch_model(TAEF2)) == file
 
 
 def shard(files: dict[str, bytes]) -> dict[str, bytes]:

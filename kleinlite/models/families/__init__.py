@@ -27,8 +27,8 @@ def family_of(cfg: TransformerNumbers) -> Family:
 
 def network_of(cfg: Any) -> type[nn.Module]:
     """The network that a config describes."""
-    formats = (part for family in FAMILIES for part in family.parts.values())
-    return next(part.network for part in formats if part.config is type(cfg))
+    formats = (form for family in FAMILIES for part in family.parts.values() for form in (part, *part.others))
+    return next(form.network for form in formats if form.config is type(cfg))
 
 
 def family_of_config(values: dict[str, Any]) -> Family:

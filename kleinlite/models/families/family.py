@@ -4,6 +4,8 @@ A family has its file in this folder, which fills a `Family` from its chapter. N
 is of; it asks the record. A new family is its chapter, its file here, its row in `FAMILIES`, and rows in the registry.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -85,6 +87,11 @@ def shifted_schedule(steps: int, tokens: int, shift: float) -> list[float]:
     return static_schedule(steps, shift)
 
 
+def no_words(cfg: Any) -> Values:
+    """For a part without a config.json."""
+    return {}
+
+
 def no_contradictions(cfg: Any) -> list[str]:
     """For numbers that cannot contradict each other."""
     return []
@@ -104,13 +111,18 @@ class PartFormat:
     fields: Fields  # config.json's numbers
     names: Rules  # what the released folders call its tensors
     anchor: str  # our name of a tensor that all its files have, and no other part's
-    format: Callable[[Any], Values]  # config → config.json, which also says what we compute, see `check_words`
+    format: Callable[[Any], Values] = no_words  # config → config.json, also what we compute, see `check_words`
     own_parse: Callable[[Path, Values, Values], Any] | None = None  # as `parse`, where the config is no plain table
     computed: Values = field(default_factory=dict)  # further words, and values that mean the same
     infer: Callable[[Shapes], Any] | None = None  # shapes in a single file → config; None: it cannot be one file
     contradictions: Callable[[Any], list[str]] = no_contradictions  # between numbers that are right one by one
     is_used: Callable[[Any, str], bool] = every_tensor  # config and a tensor's name in the file: is it loaded?
     build: Callable[[Any], nn.Module] | None = None  # what is loaded, where it is less than the whole network
+    others: tuple[PartFormat, ...] = ()  # what can stand in its place
+
+    def of(self, cfg: Any) -> PartFormat:
+        """This format, or the one of `others` that a config belongs to."""
+        return next(form for form in (self, *self.others) if form.config is type(cfg))
 
     def parse(self, path: Path, values: Values, index: Values) -> Any:
         """What config.json and model_index.json say → config. Raises UserError."""

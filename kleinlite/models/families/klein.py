@@ -30,6 +30,7 @@ from ..files import ModelFolder, read_json
 from ..names import AUTOENCODER_NAMES, TRANSFORMER_NAMES
 from .family import Configs, Family, LoraNames, PartFormat, Shapes, Values, Variant, shifted_schedule
 from .qwen3 import QWEN3
+from .taef2 import TAEF2, Taef2Config, infer_taef2, is_taef2
 
 # ---------------------------------------------------------------- the transformer
 
@@ -96,7 +97,9 @@ def parse_autoencoder(path: Path, values: Values, index: Values) -> AutoencoderC
     return AutoencoderConfig(**read_fields(path, values, fields))
 
 
-def infer_autoencoder(shapes: Shapes) -> AutoencoderConfig:
+def infer_autoencoder(shapes: Shapes) -> AutoencoderConfig | Taef2Config:
+    if is_taef2(shapes):
+        return infer_taef2(shapes)
     down = [shapes[f"encoder.down.{i}.block.0.conv1.weight"][0] for i in range(4)]
     up = [shapes[f"decoder.up.{i}.block.0.conv1.weight"][0] for i in range(4)]
     return AutoencoderConfig(
@@ -209,6 +212,7 @@ KLEIN = Family(
         own_parse=parse_autoencoder,
         format=format_autoencoder,
         infer=infer_autoencoder,
+        others=(TAEF2,),
         contradictions=find_uneven_groups,
     ),
     lora=LORA_NAMES,
