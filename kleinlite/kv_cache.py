@@ -1,14 +1,14 @@
 """Key/value cache.
 
-We make editing cheaper: what the reference pictures have to say is worked out once, and every step only looks it
-up.
+Editing sends the reference pictures through the whole network at every step, although they never change. Can we do
+that work once?
 
 Letters: b pictures, r reference tokens, n picture tokens, m text tokens, d width.
 
 Sources: keys and values kept in decoding: Shazeer 2019, arXiv 1911.02150. The pattern, in which references see only
 each other at time 0: FLUX.2 [klein] 9b-kv, as diffusers' Flux2KleinKVPipeline runs it.
 
-Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal bcaf912d)
+Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal cdc787a7)
 """
 
 from collections.abc import Callable
@@ -18,9 +18,17 @@ import mlx.core as mx
 from .position_ids import Rope, apply_rope, image_ids, reference_ids, rope_table, text_ids
 from .transformer import AttentionFn, DoubleBlock, Mod, Transformer, join_heads, modulate, sequential, time_features
 
-__all__ = ["KVCache", "image_stream", "recording_attention", "extract_kv", "cached_attention", "cached_velocity_field"]
+__all__ = [
+    "KVCache",
+    "image_stream",
+    "recording_attention",
+    "extract_kv",
+    "cached_attention",
+    "cached_velocity",
+    "cached_velocity_field",
+]
 
-KVCache = list[tuple[mx.array, mx.array]]  # keys and values (b, heads, r, head_dim) of each block, in order
+KVCache = list[tuple[mx.array, mx.array]]  # an entry for each block: keys and values (b, heads, r, head_dim)
 
 
 def image_stream(block: DoubleBlock, x: mx.array, mods: list[Mod], rope: Rope, attention_fn: AttentionFn) -> mx.array:
@@ -32,7 +40,7 @@ def image_stream(block: DoubleBlock, x: mx.array, mods: list[Mod], rope: Rope, a
 
 
 def recording_attention(cache: KVCache) -> AttentionFn:
-    """`roped_attention` that also appends each block's keys (normed and rotated) and values to `cache`."""
+    """`roped_attention` that also appends a block's keys (normed and rotated) and values to `cache`."""
 
     def attention_fn(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
         q = apply_rope(q, rope)
@@ -64,19 +72,37 @@ def extract_kv(transformer: Transformer, references: mx.array, ids: mx.array) ->
     return cache
 
 
-def cached_attention(cache: KVCache) -> AttentionFn:
-    """`roped_attention` that also attends to the cache, block after block: make a new one for each forward pass."""
-    layers = iter(cache)
+def cached_attention(k_ref: mx.array, v_ref: mx.array) -> AttentionFn:
+    """`roped_attention` of one block, which also attends to that block's entry of the cache."""
 
     def attention_fn(q: mx.array, k: mx.array, v: mx.array, rope: Rope) -> mx.array:
         b, heads, _, head_dim = q.shape
-        k_ref, v_ref = (mx.broadcast_to(x, (b, heads, x.shape[2], head_dim)) for x in next(layers))
+        k_all, v_all = (mx.broadcast_to(x, (b, heads, *x.shape[2:])) for x in (k_ref, v_ref))  # one for all pictures
         q = apply_rope(q, rope)
-        k = mx.concatenate([k_ref, apply_rope(k, rope)], axis=2)  # (b, heads, r + m + n, head_dim)
-        v = mx.concatenate([v_ref, v], axis=2)
+        k = mx.concatenate([k_all, apply_rope(k, rope)], axis=2)  # (b, heads, r + m + n, head_dim)
+        v = mx.concatenate([v_all, v], axis=2)
         return join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=head_dim**-0.5))
 
     return attention_fn
+
+
+def cached_velocity(
+    transformer: Transformer, img: mx.array, txt: mx.array, t: float | mx.array, rope: Rope, cache: KVCache
+) -> mx.array:
+    """`Transformer.__call__`, where each block also attends to its entry of the cache. → (b, n, 128)"""
+    t = mx.broadcast_to(mx.array(t, dtype=mx.float32), (len(img),))
+    vec = transformer.time_in(time_features(t, transformer.cfg.d_time).astype(img.dtype))  # (b, d)
+    img_mods = transformer.double_stream_modulation_img(vec)
+    txt_mods = transformer.double_stream_modulation_txt(vec)
+    (mod,) = transformer.single_stream_modulation(vec)
+    img = transformer.img_in(img)
+    txt = transformer.txt_in(txt)
+    for double_block, entry in zip(transformer.double_blocks, cache):
+        img, txt = double_block(img, txt, img_mods, txt_mods, rope, cached_attention(*entry))
+    x = mx.concatenate([txt, img], axis=1)  # (b, m + n, d)
+    for single_block, entry in zip(transformer.single_blocks, cache[len(transformer.double_blocks) :]):
+        x = single_block(x, mod, rope, cached_attention(*entry))
+    return transformer.final_layer(x[:, txt.shape[1] :], vec)
 
 
 def cached_velocity_field(
@@ -92,8 +118,6 @@ def cached_velocity_field(
     mx.eval(rope, cache)
 
     def field(x: mx.array, t: float, t_next: float = 0.0) -> mx.array:
-        attention_fn = cached_attention(cache)
-        velocity: mx.array = transformer(x.astype(txt.dtype), txt, t, rope=rope, attention_fn=attention_fn)
-        return velocity
+        return cached_velocity(transformer, x.astype(txt.dtype), txt, t, rope, cache)
 
     return field

@@ -17,7 +17,7 @@ import mlx.optimizers as optim
 from tqdm.auto import tqdm
 
 from kleinlite import Klein
-from kleinlite.kv_cache import cached_attention, extract_kv
+from kleinlite.kv_cache import cached_velocity, extract_kv
 from kleinlite.lora import attach, freeze_except, new_deltas
 from kleinlite.models.lora_files import write_adapter
 from kleinlite.nano.data import draw_scenes
@@ -65,7 +65,7 @@ def cached_loss(
 ) -> mx.array:
     """How far the answer with a cache is from the plain one."""
     cache = extract_kv(net, references, reference_ids([GRID] * (references.shape[1] // TOKENS)))
-    return ((net(x, txt, t, rope=rope, attention_fn=cached_attention(cache)) - velocity) ** 2).mean()
+    return ((cached_velocity(net, x, txt, t, rope, cache) - velocity) ** 2).mean()
 
 
 def main() -> None:

@@ -357,7 +357,10 @@ HOLES: dict[str, dict[str, Trial]] = {
         "extract_kv": lambda: kv_cache.extract_kv(
             small_transformer(), normal(1, 6, 128), position_ids.reference_ids([(2, 3)])
         ),
-        "cached_attention": lambda: kv_cache.cached_attention(kept(4))(*three(2, 2, 6, 16), rope(6)),
+        "cached_attention": lambda: kv_cache.cached_attention(*kept(4)[0])(*three(2, 2, 6, 16), rope(6)),
+        "cached_velocity": lambda: kv_cache.cached_velocity(
+            small_transformer(), normal(2, 4, 128), normal(2, 4, 72, seed=1), 0.7, rope(8), kept(4)
+        ),
         "cached_velocity_field": lambda: kv_cache.cached_velocity_field(
             small_transformer(), normal(2, 5, 72), normal(2, 6, 128, seed=1), [(2, 3)], (2, 2)
         )(normal(2, 4, 128, seed=2), 0.7, 0.4),

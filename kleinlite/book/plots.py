@@ -247,8 +247,8 @@ def points(
     show_figure()
 
 
-def overview(mark: str = "", steps: int = 4, channels: int = 128) -> None:
-    """From prompt to picture: the tensors and the loop; what chapter `mark` ("01", "03", …) makes stands out.
+def overview(*marks: str, steps: int = 4, channels: int = 128) -> None:
+    """From prompt to picture: the tensors and the loop; boxes named in `marks`, or of such a chapter ("05"), stand out.
 
     steps, channels: of the loop, and of a latent token.
     """
@@ -272,7 +272,7 @@ def overview(mark: str = "", steps: int = 4, channels: int = 128) -> None:
     ax.text(5.9, 3.3, "time t", ha="center", va="center", fontsize=8)
     ax.annotate("", (5.9, 2.45), (5.9, 3.15), arrowprops={"arrowstyle": "->", "color": "#555"})
     for name, (x, y, shape, chapter) in STAGES.items():
-        on = bool(mark) and chapter == mark
+        on = name in marks or chapter in marks
         ink = "white" if on else "black"
         face = "#3a60d6" if on else "#fdf3e7" if name == "transformer" else "#eef1f8"
         style: Any = {"boxstyle": "round,pad=0.06", "facecolor": face, "edgecolor": "#8a94b8"}

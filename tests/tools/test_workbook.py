@@ -112,7 +112,8 @@ MISTAKES = {
         "        cache",
     ),  # keys that were not turned
     "kv_cache.extract_kv": ("mx.zeros((len(references),))", "mx.ones((len(references),))"),  # the time of the noise
-    "kv_cache.cached_attention": ("[v_ref, v]", "[v, v_ref]"),
+    "kv_cache.cached_attention": ("[v_all, v]", "[v, v_all]"),
+    "kv_cache.cached_velocity": ("cache[len(transformer.double_blocks) :]", "cache"),  # the first block's entry again
     "kv_cache.cached_velocity_field": ("reference_ids(grids)", "reference_ids(grids) * 0"),
     "training.shifted_times": (
         "shift_time(mx.random.uniform(shape=(b,), key=key), shift)",
