@@ -1,14 +1,15 @@
-"""The successor: FLUX.3 [klein]
+"""The successor: FLUX 3 Image Klein.
 
-We build klein's successor from klein's parts, turn its differences back one by one, and measure some.
+klein's successor stands behind a gate, and we have never seen its files. Can we port it all the same, difference by
+difference, and know that the port is right?
 
 Letters: b pictures, (gh, gw) rows and columns of patches, n = gh·gw picture tokens, r reference tokens, m text
-tokens, s = all rows, d width.
+tokens, d width, s all rows in a shape; as a noise level, s is where a step ends.
 
-Sources: names and constants: the released files of FLUX.3 [klein] and diffusers' transformer_flux3.py. Flow maps:
-Boffi et al. 2024, arXiv 2406.07507. Shortcuts: Frans et al. 2024, arXiv 2410.12557.
+Sources: names and constants: diffusers' transformer_flux3.py, mflux 0.24 and flux3-mlx 0.1, not the released files,
+which are gated and which we have not seen. Flow maps: Boffi et al. 2024, arXiv 2406.07507.
 
-Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal ae25332f)
+Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 26aedff1)
 """
 
 import math
@@ -69,7 +70,7 @@ class ParallelBlock(nn.Module):
     def __call__(self, x: mx.array, mod: flux2.Mod, rope: tuple[mx.array, mx.array]) -> mx.array:
         y = flux2.modulate(x, mod.shift, mod.scale)
         q, k, v = (flux2.split_heads(w(y), 1, self.heads)[0] for w in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = self.norm(q.astype(mx.float32), k.astype(mx.float32))  # in float32 until they are turned
+        q, k = self.norm(q.astype(mx.float32), k.astype(mx.float32))  # in float32 until they are rotated
         q, k = (apply_rope(rows, rope).astype(v.dtype) for rows in (q, k))
         mixed = flux2.join_heads(mx.fast.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5))
         return x + mod.gate * (self.attn_out(mixed) + self.mlp_out(self.act(self.mlp_in(y))))
@@ -104,8 +105,8 @@ class Flux3Transformer(nn.Module):
         self.final_layer = {"image": flux2.FinalLayer(cfg)}
 
     def waves(self, t: float | mx.array, dtype: mx.Dtype) -> mx.array:
-        """Chapter 5's features of a noise level, a number or (b,): (1 or b, d_time)"""
-        return flux2.time_features(mx.array(t, dtype=mx.float32).reshape(-1), self.cfg.d_time).astype(dtype)
+        """Chapter 5's features of a noise level, a number or (b,), rounded as the authors do: (1 or b, d_time)"""
+        return flux2.time_features(mx.array(t, dtype=dtype).reshape(-1), self.cfg.d_time).astype(dtype)
 
     def __call__(
         self, img: mx.array, txt: mx.array, references: mx.array | None, t: float | mx.array, t_next: float | mx.array,
@@ -148,8 +149,11 @@ def padding_row(layer: Layer, pad: mx.array, x: mx.array) -> mx.array:
     return pad + layer.mlp(layer.post_attention_layernorm(pad))
 
 
-def encode_window(encoder: TextEncoder, tokenizer: Tokenizer, prompt: str, most: int = 8192) -> mx.array:
-    """The tapped states of a prompt and of the padding up to 80, 160, … tokens: (1, 80·k, features)"""
+def encode_window(encoder: TextEncoder, tokenizer: Tokenizer, prompt: str, most: int = 4096) -> mx.array:
+    """The tapped states of a prompt and of the padding up to 80, 160, … `most` tokens: (1, 80·k, features)
+
+    Raises UserError if prompt and template have more than `most` tokens.
+    """
     ids = tokenizer.encode(PLAIN_TEMPLATE.format(prompt)).ids
     if len(ids) > most:
         raise UserError(f"The prompt has {len(ids)} tokens and this model reads {most}: shorten {prompt[:40]!r}….")
@@ -158,7 +162,7 @@ def encode_window(encoder: TextEncoder, tokenizer: Tokenizer, prompt: str, most:
     for layer, x in zip(encoder.layers, states):
         pads.append(padding_row(layer, pads[-1], x))
     real, pad = (mx.concatenate([rows[k] for k in encoder.cfg.out_layers], axis=-1) for rows in (states, pads))
-    return mx.concatenate([real, mx.repeat(pad, -len(ids) % 80, axis=1)], axis=1)
+    return mx.concatenate([real, mx.repeat(pad, min(-len(ids) % 80, most - len(ids)), axis=1)], axis=1)
 
 
 def flux3_velocity_field(

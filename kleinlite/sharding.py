@@ -7,7 +7,7 @@ Letters: b pictures, s tokens = m text + n picture tokens, d width, N machines.
 Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Keys and values sent round: Liu
 et al. 2023 (ring attention), arXiv 2310.01889.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal 9e31d3ed)
+Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal c71f1103)
 """
 
 import math
@@ -41,7 +41,7 @@ __all__ = [
 
 CUTS = {  # by name: along rows (0) or columns (1), and how many equally large matrices are fused in one
     "qkv": (0, 3),
-    **dict.fromkeys(["img_mlp.0", "txt_mlp.0", "mlp_in"], (0, 2)),  # FLUX.2, FLUX.3
+    **dict.fromkeys(["img_mlp.0", "txt_mlp.0", "mlp_in"], (0, 2)),  # FLUX.2, FLUX 3
     **dict.fromkeys(["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"], (0, 1)),  # Qwen3, Z-Image
     **dict.fromkeys(["proj", "img_mlp.2", "txt_mlp.2", "attn_out", "mlp_out"], (1, 1)),
     **dict.fromkeys(["o_proj", "down_proj", "out", "w2"], (1, 1)),

@@ -72,7 +72,6 @@ NOT_RUN_BLOCKS = {
     '"""The address that users know: a queue, and a thread for each replica that takes from it."""': (
         "test_serving.py runs it"
     ),
-    "def straight(net, sigmas, place=mx.arange(240) // 6 % 4):": "it goes on from the chapter's own cells",
 }
 
 

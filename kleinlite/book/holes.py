@@ -438,7 +438,7 @@ HOLES: dict[str, dict[str, Trial]] = {
     "flux3": {
         "ParallelBlock.__call__": lambda: filled(flux3.ParallelBlock(FLUX3))(normal(2, 6, 32), mods(1)[0], rope(6)),
         "mode_ids": lambda: flux3.mode_ids(3, (2, 3), [(2, 2), (1, 2)]),
-        "Flux3Transformer.waves": lambda: filled(flux3.Flux3Transformer(FLUX3)).waves(0.3, mx.float32),
+        "Flux3Transformer.waves": lambda: filled(flux3.Flux3Transformer(FLUX3)).waves(0.3, mx.bfloat16),
         "Flux3Transformer.__call__": lambda: filled(flux3.Flux3Transformer(FLUX3))(
             normal(2, 6, 128),
             normal(2, 5, 24),

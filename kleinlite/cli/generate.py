@@ -232,11 +232,11 @@ def list_notes(
         notes.append("The prompt is empty: the picture may be of anything.")
     if request.steps > 1 and any(adapter.source == "one-look" for adapter, _ in adapters):
         notes.append("one-look draws in a single step: add --steps 1.")
-    if info.family.title.startswith("FLUX.3"):  # as its makers say
+    if info.family.title.startswith("FLUX 3"):  # as its makers say
         if request.steps < 8 and info.distilled:
-            notes.append("FLUX.3 [klein] is grainy in so few steps, in its makers' own code too: 8 do, 16 are meant.")
+            notes.append("FLUX 3 is grainy in so few steps, in its makers' own code too: 8 do, 16 are meant.")
         if quantize in (3, 4, "mxfp4", "nvfp4"):
-            notes.append("FLUX.3 [klein] has 5 to 23 % more grain in 4 bits; 6 and 8 are fine.")
+            notes.append("FLUX 3 has 5 to 23 % more grain in 4 bits; 6 and 8 are fine.")
     if not adapters:
         size = request.width, request.height
         notes += [describe_limits(info.name, info.size, prompt, *size) for prompt in prompts]

@@ -235,7 +235,7 @@ def copy_text_files(source: Path, folder: Path) -> None:
     is_cache = "snapshots" in source.absolute().parts
     for path in list_files(source, "*"):
         if path.name in ("config.json", "generation_config.json") or path.name.endswith(".index.json"):
-            continue  # of a text encoder, beside whose weights FLUX.3's tokenizer lies
+            continue  # of a text encoder, beside whose weights FLUX 3's tokenizer lies
         if path.suffix in (".json", ".txt", ".jinja") and path.is_file() and (is_cache or not path.is_symlink()):
             folder.mkdir(exist_ok=True)
             shutil.copyfile(path, folder / path.name)

@@ -89,7 +89,7 @@ class ModelFolder:
         own = self.path / folder
         if "shares" in self.index and not own.is_dir():
             own = self.path.parent / folder
-        encoder = own.parent / FOLDERS["text_encoder"]  # where FLUX.3's tokenizer lies
+        encoder = own.parent / FOLDERS["text_encoder"]  # where FLUX 3's tokenizer lies
         in_encoder = name == "tokenizer" and not own.is_dir() and (encoder / "tokenizer.json").exists()
         return encoder if in_encoder else own
 

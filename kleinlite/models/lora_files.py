@@ -96,7 +96,7 @@ DISTINCTIVE_NAMES = {  # what only one model's names have: those that kleinlite 
     "FLUX.2 [dev]": r"guidance_in|guidance_embedder",
     "Qwen-Image": r"transformer_blocks[._]\d+[._](img|txt)_(mod|mlp)[._]",
     "Stable Diffusion": r"(down|up|mid|input|output|middle)_blocks?[._]",
-    "FLUX.1 or FLUX.3 [klein]": r"single_transformer_blocks[._]\d+[._]attn[._]to_[qkv]\b",  # alone, it may be either's
+    "FLUX.1 or FLUX 3 Image Klein": r"single_transformer_blocks[._]\d+[._]attn[._]to_[qkv]\b",  # alone, it is either's
 }
 WIDTHS = {6144: "FLUX.2 [dev]"} | {d: name for family in FAMILIES for d, name in family.lora.widths.items()}
 

@@ -137,7 +137,7 @@ def klein_file(name: str, size: ModelSize, nbytes: int, parts_from: str) -> Rele
 
 
 def flux3(name: str, size: ModelSize) -> ReleasedModel:
-    """A FLUX.3, whose shards were not seen: two bytes for each weight."""
+    """A FLUX 3, whose shards were not seen: two bytes for each weight."""
     files = {"transformer/*.safetensors": 2 * size.transformer_parameters}
     return ReleasedModel(f"black-forest-labs/flux-3-image-{name}", size, files)
 

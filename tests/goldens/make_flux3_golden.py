@@ -1,4 +1,4 @@
-"""What diffusers computes with the tiny FLUX.3 [klein] in `tests/pipelines/flux3/`: its `expected` and `blocks`.
+"""What diffusers computes with the tiny FLUX 3 Image Klein in `tests/pipelines/flux3/`: its `expected` and `blocks`.
 
 It needs diffusers 0.42.1 or later, PyTorch and transformers, and nothing of kleinlite or MLX. The weights are random
 (standard deviations that keep activations near 1) and lie there as diffusers saved them; references and noise are read

@@ -17,7 +17,7 @@ def test_a_released_model_is_known_without_its_files(hub, name):  # noqa: F811
     assert (facts.here, facts.released, facts.info.distilled, facts.info.kv) == (
         False, model, "base" not in name, "kv" in name,
     )  # fmt: skip
-    tokens = 8192 if "flux3" in name else 512
+    tokens = 4096 if "flux3" in name else 512
     assert (facts.info.size, facts.info.max_length, facts.is_quantized) == (1024, tokens, "nvfp4" in name)
     assert facts.info.d_latent == facts.configs.transformer.d_latent
     low, high = (4.5, 5.2) if "nvfp4" in name else (8, 8.7) if "fp8" in name else (15.99, 16)
@@ -64,8 +64,8 @@ def test_training_needs_a_base_model(tmp_path):
         with pytest.raises(ValueError, match=f"^{name} is distilled: {way_out}"):
             check_base(describe(name).info)
     for name, title in (
-        ("flux3", r"FLUX.3 \[klein\]"),
-        ("flux3-base", r"FLUX.3 \[klein\]"),
+        ("flux3", r"FLUX 3 Image Klein"),
+        ("flux3-base", r"FLUX 3 Image Klein"),
         ("z-image-turbo", "Z-Image"),
     ):
         with pytest.raises(ValueError, match=f"no adapters for {title}: take base-4b or base-9b"):

@@ -363,7 +363,7 @@ def test_files_of_other_models(names, who, tmp_path):
     header_only(tmp_path / "x.safetensors", {name: ("BF16", [2, 2]) for name in names})
     with pytest.raises(
         ValueError,
-        match=rf"x.safetensors is {who}, and kleinlite runs FLUX.2 \[klein\], Z-Image and FLUX.3 \[klein\]: take 4b",
+        match=rf"x.safetensors is {who}, and kleinlite runs FLUX.2 \[klein\], Z-Image and FLUX 3 Image Klein: take 4b",
     ):
         open_checkpoint(tmp_path / "x.safetensors", dtype=mx.float32, parts="nano")
 

@@ -44,7 +44,7 @@ def test_bytes_fit_the_parameters(name):
     )
     assert ("fp" in name) == (bits < 10) == bool(model.parts_from)
     others = model.size.other_bytes - 2 * model.size.text_encoder_parameters
-    low, high = (340e6, 345e6) if "flux3" in name else (180e6, 190e6)  # FLUX.3's autoencoder is in float32
+    low, high = (340e6, 345e6) if "flux3" in name else (180e6, 190e6)  # FLUX 3's autoencoder is in float32
     assert low < others < high  # the autoencoder, the tokenizer, and headers
 
 

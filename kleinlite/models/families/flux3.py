@@ -1,4 +1,4 @@
-"""FLUX.3 [klein]: chapter 16."""
+"""FLUX 3 Image Klein: chapter 16."""
 
 import re
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def is_used(cfg: Flux3Config, name: str) -> bool:
 # ---------------------------------------------------------------- the text encoder, the language half of Qwen3-VL
 
 OUT_LAYERS = tuple(range(4, 33, 4))
-MAX_LENGTH = 8192  # tokens, of diffusers; mflux reads 4096
+MAX_LENGTH = 4096  # tokens; the makers cut a longer prompt, we refuse it
 IMPLIED = {qwen3.OUT_LAYERS: OUT_LAYERS, "max_sequence_length": MAX_LENGTH}
 
 
@@ -79,7 +79,7 @@ def parse_text_encoder(path: Path, values: Values, index: Values) -> TextEncoder
     numbers = values.get("text_config")
     if not isinstance(numbers, dict):
         raise UserError(
-            f"{path} is no Qwen3-VL, with which FLUX.3 [klein] reads: take all parts from one model, for example "
+            f"{path} is no Qwen3-VL, with which FLUX 3 Image Klein reads: take all parts from one model, for example "
             "parts='flux3'."
         )
     tied = {name: values[name] for name in ("tie_word_embeddings",) if name in values}
@@ -103,7 +103,7 @@ def encode(encoder: TextEncoder, tokenizer: Tokenizer, prompts: list[str], max_l
 def count_window(prompt: str, max_length: int) -> int:
     """As many tokens as bytes: no token of Qwen's has less than one."""
     tokens = min(len(prompt.encode()) + TEMPLATE_TOKENS, max_length)
-    return tokens + -tokens % WINDOW
+    return min(tokens + -tokens % WINDOW, max_length)
 
 
 # ---------------------------------------------------------------- the family
@@ -168,7 +168,7 @@ LORA_NAMES = LoraNames(
     readers=("q_proj", "k_proj", "v_proj", "mlp_in"),
 )  # fmt: skip
 FLUX3 = Family(
-    title="FLUX.3 [klein]",
+    title="FLUX 3 Image Klein",
     example="flux3",
     pipelines=("Flux3",),
     classes=("Flux3Transformer",),

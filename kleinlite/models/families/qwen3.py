@@ -41,7 +41,7 @@ COMPUTED = {
 def parse(path: Path, values: Values, index: Values) -> TextEncoderConfig:
     """What config.json and model_index.json say of the text encoder. Raises UserError."""
     if "text_config" in values:
-        raise UserError(f"{path} is Qwen3-VL, which belongs to FLUX.3 [klein]: take all parts from one model.")
+        raise UserError(f"{path} is Qwen3-VL, which belongs to FLUX 3 Image Klein: take all parts from one model.")
     # In a dictionary since transformers 5, under either name; the released files have rope_theta at the top.
     moved = {}
     for rope in map(values.get, ROPES):
