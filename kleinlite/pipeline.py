@@ -1,14 +1,14 @@
 """The pipeline.
 
-Twenty lines join what five chapters built: a prompt goes in, a picture comes out. Give it pictures as well, and it
-edits.
+Five chapters built the parts. What does it take to turn a prompt into a picture with them, and a picture into an
+edit?
 
 Letters: b pictures, n picture tokens, m text tokens, H and W pixels, gh and gw rows and columns of tokens.
 
 Sources: the call, its rounding and its references: diffusers' Flux2KleinPipeline. References as further tokens:
 Labs et al. 2025 (FLUX.1 Kontext), arXiv 2506.15742.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal c3e08b35)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal b5ac08de)
 """
 
 import math

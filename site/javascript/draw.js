@@ -146,7 +146,8 @@ page.replaceChildren(
 const beside = make("div.row.maps.beside", { "aria-live": "polite" }),
   note = make("div.note"), // what stands beside the two
   CHOOSE = "Choose a line below. The same words and the same noise are drawn again with it.",
-  exchanges = [1, 2, 3, 4, 5].map((chapter) =>
+  chapters = [1, 2, 5],
+  exchanges = chapters.map((chapter) =>
     toggles(
       `Mistakes of chapter ${chapter}`,
       MISTAKES.filter(([of]) => of === chapter).map(([, name]) => [name, name]),
@@ -158,7 +159,7 @@ document
   .querySelector("#live-mistakes")
   ?.replaceChildren(
     beside,
-    ...exchanges.map((of, i) => make("div.row.chapter", {}, make("span", {}, `Chapter ${i + 1}`), of)),
+    ...exchanges.map((of, i) => make("div.row.chapter", {}, make("span", {}, `Chapter ${chapters[i]}`), of)),
   );
 
 const blank = { width: SIZE, height: SIZE, rgba: new Uint8ClampedArray(4 * SIZE * SIZE) };

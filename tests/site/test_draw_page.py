@@ -252,10 +252,10 @@ def test_a_mistake_beside_the_right_picture(draw, nano):
     page.evaluate("""() => { window.laid = []; const beside = document.querySelector('.beside');
         new MutationObserver(() => laid.push([beside.querySelectorAll('figcaption')[1].textContent,
             beside.querySelectorAll('canvas.wrong').length])).observe(beside, {childList: true}); }""")
-    page.click("#live-mistakes >> text=linear")
+    page.click("#live-mistakes >> text=epsilon 1e-5")
     page.wait_for_function("window.laid.at(-1)?.[1] === 1", timeout=LONG)
     laid = page.evaluate("window.laid")
-    assert laid[0] == ["linear", 0] and laid[-1] == ["linear", 1], "no old picture under a new title"
+    assert laid[0] == ["epsilon 1e-5", 0] and laid[-1] == ["epsilon 1e-5", 1], "no old picture under a new title"
     page.click("button.chief")
     page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)
     same(right, picture(page))

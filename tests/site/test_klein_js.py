@@ -515,7 +515,7 @@ def other_groups(self, x):  # chapter 1's: the next channel belongs to the next 
 
 
 def atlas_mistakes() -> dict[str, AbstractContextManager]:
-    """The package with each mistake, as chapters 1 to 5 make them."""
+    """The package with each mistake, as chapters 1, 2 and 5 make them."""
     line = mistakes.line
     by_halves = "mx.split(x, 2, axis=-1)[0]\n    odd = mx.split(x, 2, axis=-1)[1]"
     ids = "zero + t, h, w, zero"
@@ -528,9 +528,6 @@ def atlas_mistakes() -> dict[str, AbstractContextManager]:
         "pairs by halves": line(apply_rope, "pairs[..., 0]\n    odd = pairs[..., 1]", by_halves),
         "ids without h and w": line(image_ids, ids, "zero + t, zero, zero, zero"),
         "h and w swapped": line(image_ids, ids, "zero + t, w, h, zero"),
-        "linear": line(schedule, "shift_time(t, shift)", "t"),
-        "power 1/5": line(schedule, "shift_time(t, shift)", "t**0.2"),
-        "text tokens counted": line(schedule, "empirical_mu(n, steps)", "empirical_mu(n + 32, steps)"),
         "SwiGLU halves swapped": line(transformer.SwiGLU.__call__, "nn.silu(gate) * up", "nn.silu(up) * gate"),
         "shift and scale swapped": line(transformer.FinalLayer.__call__, "shift, scale = ", "scale, shift = "),
         "positions: picture first": line(transformer.Transformer.rope, "txt_ids, img_ids]", "img_ids, txt_ids]"),
