@@ -9,7 +9,7 @@ tokens, d width, s all rows in a shape; as a noise level, s is where a step ends
 Sources: names and constants: diffusers' transformer_flux3.py, mflux 0.24 and flux3-mlx 0.1, not the released files,
 which are gated and which we have not seen. Flow maps: Boffi et al. 2024, arXiv 2406.07507.
 
-Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 26aedff1)
+Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 9203dd54)
 """
 
 import math
@@ -166,18 +166,20 @@ def encode_window(encoder: TextEncoder, tokenizer: Tokenizer, prompt: str, most:
 
 
 def flux3_velocity_field(
-    transformer: Flux3Transformer, features: list[mx.array], references: mx.array | None,
-    grids: Sequence[tuple[int, int]], grid: tuple[int, int],
+    transformer: Flux3Transformer, features: list[mx.array], grid: tuple[int, int],
+    references: Sequence[mx.array] = (),
 ) -> Callable[[mx.array, float, float], mx.array]:  # fmt: skip
     """Where to go from latents x (b, n, 128) at noise level t in a step to t_next, as a function of (x, t, t_next).
 
-    features: of each picture's prompt, (1, m, d_text). references: (b, r, 128), of pictures with these `grids`.
+    features: of each picture's prompt, (1, m, d_text). references: latents (b, gh, gw, 128), a picture each.
     """
+    grids = [(z.shape[1], z.shape[2]) for z in references]
+    tokens = mx.concatenate([z.flatten(1, 2) for z in references], axis=1) if references else None
 
     def velocity(x: mx.array, t: float, t_next: float) -> mx.array:
         rows = []
         for i, txt in enumerate(features):
-            own = None if references is None else references[i : i + 1].astype(txt.dtype)
+            own = None if tokens is None else tokens[i : i + 1].astype(txt.dtype)
             img = x[i : i + 1].astype(txt.dtype)
             rows.append(transformer(img, txt, own, t, t_next, mode_ids(txt.shape[1], grid, grids)))
         return mx.concatenate(rows)

@@ -203,7 +203,8 @@ class Klein:
             x = mx.concatenate([noise(seed, n, self.info.d_latent) for seed in request.seeds])
         sigmas = self.info.family.schedule(request.steps, n)[request.skipped_steps :]
         if request.change:
-            clean = encode_references(self._model.parts.load("autoencoder"), [request.change.canvas], len(x))
+            (clean,) = encode_references(self._model.parts.load("autoencoder"), [request.change.canvas], len(x))
+            clean = clean.flatten(1, 2)
             velocity = masked_field(velocity, clean, x, request.change.token_mask())
             x = noised(clean, x, sigmas[0])
         decode = partial(self._decode, request)
@@ -220,16 +221,18 @@ class Klein:
             prompts = [prompts[group.rank()]]  # the other machine works out the other answer
         features = self._model.prompts.encode_batches(*prompts)
         make: Callable[..., Field] = self.info.family.velocity_field or velocity_field
-        latents = None
-        if request.references:
-            latents = encode_references(self._model.parts.load("autoencoder"), request.references, len(request.prompts))
-            make = cached_velocity_field if self.info.kv else make
+        if request.references and self.info.kv:
+            make = cached_velocity_field
         if attention_fn:
             if make is not velocity_field:
                 raise UserError(f"{self.info.name} has an attention of its own here, and takes no attention_fn.")
             make = partial(make, attention_fn=attention_fn)
+        if request.references:
+            latents = encode_references(self._model.parts.load("autoencoder"), request.references, len(request.prompts))
+            mx.eval(latents)
+            make = partial(make, references=latents)
         transformer = self._model.parts.load("transformer")
-        fields = [make(transformer, txt, latents, request.reference_grids, request.grid) for txt in features]
+        fields = [make(transformer, txt, request.grid) for txt in features]
         if group:
             return shared_guidance(fields[0], request.guidance_scale, group)
         velocity = guided_field(fields, request.guidance_scale)

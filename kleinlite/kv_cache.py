@@ -8,10 +8,10 @@ Letters: b pictures, r reference tokens, n picture tokens, m text tokens, d widt
 Sources: keys and values kept in decoding: Shazeer 2019, arXiv 1911.02150. The pattern, in which references see only
 each other at time 0: FLUX.2 [klein] 9b-kv, as diffusers' Flux2KleinKVPipeline runs it.
 
-Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal cdc787a7)
+Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal 61828b27)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -106,14 +106,16 @@ def cached_velocity(
 
 
 def cached_velocity_field(
-    transformer: Transformer, txt: mx.array, references: mx.array, grids: list[tuple[int, int]], grid: tuple[int, int]
+    transformer: Transformer, txt: mx.array, grid: tuple[int, int], references: Sequence[mx.array]
 ) -> Callable[[mx.array, float, float], mx.array]:
     """`velocity_field` for references whose keys and values are computed here, once, and read at every step.
 
-    txt (b, m, d_text), references (b, r, 128) of grid sizes `grids`, grid of the picture to draw. The field takes
-    latents (b, n, 128), the noise level t, and the next one, which it does not need.
+    txt (b, m, d_text), grid of the picture to draw, references (b, gh, gw, 128) each. The field takes latents
+    (b, n, 128), the noise level t, and the next one, which it does not need.
     """
-    cache = extract_kv(transformer, references[:1].astype(txt.dtype), reference_ids(grids))
+    tokens = mx.concatenate([z[:1].flatten(1, 2) for z in references], axis=1)
+    ids = reference_ids([(z.shape[1], z.shape[2]) for z in references])
+    cache = extract_kv(transformer, tokens.astype(txt.dtype), ids)
     rope = transformer.rope(image_ids(*grid), text_ids(txt.shape[1]))
     mx.eval(rope, cache)
 

@@ -8,7 +8,7 @@ Letters: b pictures, n picture tokens, m text tokens, H and W pixels, gh and gw 
 Sources: the call, its rounding and its references: diffusers' Flux2KleinPipeline. References as further tokens:
 Labs et al. 2025 (FLUX.1 Kontext), arXiv 2506.15742.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal b5ac08de)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 938b483d)
 """
 
 import math
@@ -63,10 +63,9 @@ def prepare_reference(image: Image.Image) -> Image.Image:
     return image.crop((left, top, left + w // 16 * 16, top + h // 16 * 16))
 
 
-def encode_references(autoencoder: Autoencoder, images: list[Image.Image], b: int) -> mx.array:
-    """The tokens of all pictures behind each other, the same for each of b drawings: (b, tokens, 128)"""
-    latents = [autoencoder.encode(to_pixels(image)).reshape(1, -1, 128) for image in images]
-    return mx.repeat(mx.concatenate(latents, axis=1), b, axis=0)
+def encode_references(autoencoder: Autoencoder, images: list[Image.Image], b: int) -> list[mx.array]:
+    """Each picture's latents, the same for each of b drawings: (b, gh, gw, 128)"""
+    return [mx.repeat(autoencoder.encode(to_pixels(image)), b, axis=0) for image in images]
 
 
 Grid = tuple[int, int]  # rows and columns of latent tokens
@@ -75,26 +74,25 @@ Grid = tuple[int, int]  # rows and columns of latent tokens
 def velocity_field(
     transformer: Transformer,
     txt: mx.array,
-    reference_latents: mx.array | None,
-    grids: list[Grid],
     grid: Grid,
+    references: Sequence[mx.array] = (),
     attention_fn: AttentionFn | None = None,
 ) -> Field:
     """Where to go from latents x at noise level t, for a picture of `grid` tokens.
 
-    txt: text features (b, m, f). reference_latents: (b, tokens, 128), of pictures with these `grids` of tokens.
-    attention_fn: in place of chapter 5's, to look inside.
+    txt: text features (b, m, f). references: latents (b, gh, gw, 128), a picture each. attention_fn: in place of
+    chapter 5's, to look inside.
     """
     n = grid[0] * grid[1]
     ids = image_ids(*grid)
-    if reference_latents is not None:
-        ids = mx.concatenate([ids, reference_ids(grids)])
-        mx.eval(reference_latents)
+    if references:
+        ids = mx.concatenate([ids, reference_ids([(z.shape[1], z.shape[2]) for z in references])])
+    tokens = [z.flatten(1, 2) for z in references]
     rope = transformer.rope(ids, text_ids(txt.shape[1]))
-    mx.eval(rope)
+    mx.eval(rope, tokens)
 
     def velocity(x: mx.array, t: float, t_next: float = 0.0) -> mx.array:
-        img = x if reference_latents is None else mx.concatenate([x, reference_latents], axis=1)
+        img = mx.concatenate([x, *tokens], axis=1)
         return transformer(img.astype(txt.dtype), txt, t, rope=rope, attention_fn=attention_fn)[:, :n]
 
     return velocity
@@ -123,9 +121,8 @@ def generate(
     m = model.text_encoder.cfg.max_length
     features = [model.text_encoder(*tokenize(model.tokenizer, [text], m)) for text in texts]
     pictures = [prepare_reference(image) for image in images]
-    latents = encode_references(model.autoencoder, pictures, 1) if pictures else None
-    grids = [(picture.height // 16, picture.width // 16) for picture in pictures]
-    fields = [velocity_field(model.transformer, txt, latents, grids, grid) for txt in features]
+    references = encode_references(model.autoencoder, pictures, 1)
+    fields = [velocity_field(model.transformer, txt, grid, references) for txt in features]
     *_, last = euler(guided_field(fields, guidance), noise(seed, n), schedule(steps, n))
     return to_images(model.autoencoder.decode(last.latents.reshape(1, *grid, 128)))[0]
 

@@ -49,9 +49,10 @@ def lesson(klein: Klein, step: int) -> tuple[mx.array, ...]:
     edits = (edit for edit in map(sample_edit, itertools.count(first)) if len(edit[0]) == count and edit_allowed(edit))
     chosen = list(itertools.islice(edits, BATCH))
     shown = [draw_scenes([scenes[i] for scenes, *_ in chosen], 96) for i in range(count)]
-    references = mx.concatenate([klein.autoencoder.encode(x).reshape(BATCH, TOKENS, 128) for x in shown], axis=1)
+    latents = [klein.autoencoder.encode(x) for x in shown]
+    references = mx.concatenate([z.flatten(1, 2) for z in latents], axis=1)
     txt = klein.encode_prompt([text for _, text, _ in chosen])
-    field = velocity_field(klein.transformer, txt, references, [GRID] * count, GRID)
+    field = velocity_field(klein.transformer, txt, GRID, latents)
     start = mx.random.normal((BATCH, TOKENS, 128), key=mx.random.key(step))
     times = schedule(4, TOKENS)
     which = rng.randrange(4)

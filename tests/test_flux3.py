@@ -131,19 +131,19 @@ class Reference:
             prepared = [filled_picture]
         else:
             prepared = [prepare_reference(picture) for picture in pictures]
-        references = None
+        references = []
         if prepared:
-            tokens = [autoencoder().encode(to_pixels(picture)).reshape(1, -1, 128) for picture in prepared]
-            references = mx.concatenate(tokens, axis=1)
+            references = [autoencoder().encode(to_pixels(picture)) for picture in prepared]
+            tokens = mx.concatenate([z.flatten(1, 2) for z in references], axis=1)
             if value("references") is not None:
-                check(references, value("references"), 2 * LOOSE)  # diffusers' own `vae.packed` is 1.1e-4 away from it
+                check(tokens, value("references"), 2 * LOOSE)  # diffusers' own `vae.packed` is 1.1e-4 away from it
         width, height = wish["width"], wish["height"]
         cut = box if box and width is None and height is None else None
         width, height = width or prepared[0].width, height or prepared[0].height
-        grid, grids = (height // 16, width // 16), [(p.height // 16, p.width // 16) for p in prepared]
+        grid = (height // 16, width // 16)
         net = transformer("base" if wish["model"] == "pipeline-base" else "")
         prompts = [wish["prompt"]] + [wish["negative"] or ""] * ((wish["guidance"] or 1) > 1)
-        fields = [flux3_velocity_field(net, [encode(prompt)], references, grids, grid) for prompt in prompts]
+        fields = [flux3_velocity_field(net, [encode(prompt)], grid, references) for prompt in prompts]
         sigmas, x, steps = static_schedule(wish["steps"], 6.93), value("noise"), []
         assert max(abs(a - b) for a, b in zip(sigmas, value("sigmas").tolist(), strict=True)) < 1e-6
         for t, t_next in zip(sigmas, sigmas[1:]):
@@ -327,7 +327,7 @@ def test_schedule():
 
 def test_the_flow_map_takes_any_pair_of_times():
     txt, x = encode(golden().meta["prompts"][0]), golden().expected["t2i.noise"]
-    field = flux3_velocity_field(transformer(), [txt], None, [], (4, 6))
+    field = flux3_velocity_field(transformer(), [txt], (4, 6))
     for (t, t_next), v in zip(blocks()["map.times"].tolist(), blocks()["map.velocity"]):
         check(field(x, t, t_next)[0], v, LOOSE)
 
@@ -389,9 +389,9 @@ def test_more_pictures(run):
 def test_a_batch_is_its_pictures():
     x, prompts = mx.random.normal((2, 24, 128), key=mx.random.key(0)), ["a star", 90 * "a "]  # 80 and 160 rows
     txt = [encode(prompt) for prompt in prompts]
-    both = flux3_velocity_field(transformer(), txt, None, [], (4, 6))(x, 0.9, 0.5)
+    both = flux3_velocity_field(transformer(), txt, (4, 6))(x, 0.9, 0.5)
     for i in range(2):
-        alone = flux3_velocity_field(transformer(), txt[i : i + 1], None, [], (4, 6))(x[i : i + 1], 0.9, 0.5)
+        alone = flux3_velocity_field(transformer(), txt[i : i + 1], (4, 6))(x[i : i + 1], 0.9, 0.5)
         check(both[i : i + 1], alone)
     own = transformer()(x[:1], txt[0], None, mx.array([0.9]), mx.array([0.5]), mode_ids(80, (4, 6)))
     check(both[:1], own)  # times may be arrays, one for each picture
@@ -403,12 +403,11 @@ def test_bfloat16_stays_close():
     net.update(transformer().parameters())
     net.set_dtype(mx.bfloat16)
     txt = encode("make the circle blue").astype(mx.bfloat16)
-    field = flux3_velocity_field(net, [txt], expected["edit.references"], [(5, 7)], (5, 7))
+    references = [expected["edit.references"].reshape(1, 5, 7, 128)]
+    field = flux3_velocity_field(net, [txt], (5, 7), references)
     v = field(expected["edit.noise"], *static_schedule(4, 6.93)[:2])  # latents and references are cast
     assert v.dtype == mx.bfloat16
-    exact = flux3_velocity_field(
-        transformer(), [encode("make the circle blue")], expected["edit.references"], [(5, 7)], (5, 7)
-    )
+    exact = flux3_velocity_field(transformer(), [encode("make the circle blue")], (5, 7), references)
     check(v, exact(expected["edit.noise"], 1.0, 0.953125), 0.05)
 
 
@@ -595,7 +594,7 @@ def test_guidance():
 def test_the_step_can_be_compiled():
     """As on a GPU: times are arrays, and one graph serves all steps."""
     txt, x = encode("a star"), mx.random.normal((1, 24, 128), key=mx.random.key(0))
-    field = flux3_velocity_field(transformer(), [txt], None, [], (4, 6))
+    field = flux3_velocity_field(transformer(), [txt], (4, 6))
     check(mx.compile(field)(x, mx.array(0.9), mx.array(0.5)), field(x, 0.9, 0.5))
 
 

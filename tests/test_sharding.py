@@ -61,12 +61,12 @@ def filled(net):
 
 def flux2():
     net = filled(Transformer(TransformerConfig(1, 1, 12, (8, 8, 8, 8), d_text=24)))
-    return net, lambda: velocity_field(net, n(1, 5, 24), None, [], (3, 4))(n(1, 12, 128), 0.7)
+    return net, lambda: velocity_field(net, n(1, 5, 24), (3, 4))(n(1, 12, 128), 0.7)
 
 
 def flux3():
     net = filled(Flux3Transformer(Flux3Config(mode_blocks=1, single_blocks=1, heads=12, axes=(8, 8, 8, 8), d_text=24)))
-    return net, lambda: flux3_velocity_field(net, [n(1, 5, 24)], None, [], (3, 4))(n(1, 12, 128), 0.7, 0.3)
+    return net, lambda: flux3_velocity_field(net, [n(1, 5, 24)], (3, 4))(n(1, 12, 128), 0.7, 0.3)
 
 
 def z_image():

@@ -286,7 +286,7 @@ HOLES: dict[str, dict[str, Trial]] = {
             filled(autoencoder.Autoencoder(SMALL_CONFIGS[2])), [pixels(32, 16), pixels(16, 16)], 2
         ),
         "velocity_field": lambda: pipeline.velocity_field(
-            small_transformer(), normal(2, 5, 72), normal(2, 6, 128, seed=1), [(2, 3)], (2, 2)
+            small_transformer(), normal(2, 5, 72), (2, 2), [normal(2, 2, 3, 128, seed=1)]
         )(normal(2, 4, 128, seed=2), 0.7, 0.4),
         "guided_field": lambda: [
             pipeline.guided_field(FIELDS[:count], 3.0)(normal(1, 3, 4), 0.7, 0.4) for count in (1, 2)
@@ -362,7 +362,7 @@ HOLES: dict[str, dict[str, Trial]] = {
             small_transformer(), normal(2, 4, 128), normal(2, 4, 72, seed=1), 0.7, rope(8), kept(4)
         ),
         "cached_velocity_field": lambda: kv_cache.cached_velocity_field(
-            small_transformer(), normal(2, 5, 72), normal(2, 6, 128, seed=1), [(2, 3)], (2, 2)
+            small_transformer(), normal(2, 5, 72), (2, 2), [normal(2, 2, 3, 128, seed=1)]
         )(normal(2, 4, 128, seed=2), 0.7, 0.4),
     },  # fmt: skip
     "training": {
@@ -451,7 +451,7 @@ HOLES: dict[str, dict[str, Trial]] = {
             filled(text_encoder.Layer(SMALL_CONFIGS[1])), normal(1, 1, 24), normal(1, 6, 24, seed=1)
         ),
         "flux3_velocity_field": lambda: flux3.flux3_velocity_field(
-            filled(flux3.Flux3Transformer(FLUX3)), [normal(1, 5, 24), normal(1, 7, 24)], None, [], (2, 3)
+            filled(flux3.Flux3Transformer(FLUX3)), [normal(1, 5, 24), normal(1, 7, 24)], (2, 3)
         )(normal(2, 6, 128), 0.7, 0.4),
         "canvas_size": lambda: [flux3.canvas_size(*size) for size in ((50, 39), (5000, 3001), (10, 4000))],
     },

@@ -6,6 +6,7 @@ moving average of its weights.
 """
 
 import hashlib
+import itertools
 import math
 import os
 import random
@@ -128,8 +129,8 @@ def encode_pictures(klein: Klein, example: Example) -> dict[str, mx.array]:
     """The latents (1, n, 128) of an example's picture, and those of its references, (1, r, 128)."""
     autoencoder = klein.parts.load("autoencoder")
     clean = autoencoder.encode(to_pixels(example.picture)).reshape(1, -1, 128)
-    references = encode_references(autoencoder, list(example.references), 1) if example.references else clean[:, :0]
-    return {"clean": clean, "references": references}
+    references = [z.flatten(1, 2) for z in encode_references(autoencoder, list(example.references), 1)]
+    return {"clean": clean, "references": mx.concatenate(references, axis=1) if references else clean[:, :0]}
 
 
 def split_examples(count: int, share: float | None, seed: int) -> tuple[list[int], list[int]]:
@@ -335,9 +336,11 @@ class LoraTrainer:
         pictures: list[Image.Image] = []
         for row in [*self.held_out, *self.rows][:SAMPLES]:
             _, references, txt = self.encoded.batch([row])
-            where = (references if references.shape[1] else None, self.encoded.reference_grids, (gh, gw))
-            field = velocity_field(self.net, txt, *where)
-            without = velocity_field(self.net, empty, *where)
+            ends = itertools.accumulate(h * w for h, w in self.encoded.reference_grids)
+            pieces = zip(mx.split(references, list(ends)[:-1], axis=1), self.encoded.reference_grids)
+            shown = [tokens.reshape(1, *grid, 128) for tokens, grid in pieces]
+            field = velocity_field(self.net, txt, (gh, gw), shown)
+            without = velocity_field(self.net, empty, (gh, gw), shown)
 
             def guided(x: mx.array, t: float, *_: Any, a: Any = field, b: Any = without) -> mx.array:
                 return classifier_free_guidance(a(x, t), b(x, t), SAMPLE_GUIDANCE)

@@ -37,7 +37,7 @@ def features(klein, prompt):
 @pytest.mark.slow
 def test_the_way_is_klein_nanos_own(klein, walks):
     prompt = sister.caption(sister.captions_of_the_curriculum(klein.tokenizer), FIRST + 5)
-    field = velocity_field(klein.transformer, klein.encode_prompt(prompt), None, [], GRID)
+    field = velocity_field(klein.transformer, klein.encode_prompt(prompt), GRID)
     start = mx.random.normal((32, N, 128), key=mx.random.key(FIRST))[5:6]
     ends = [step.latents for step in euler(field, start, schedule(4, N))]
     assert mx.allclose(walks["path"][5:6, 0].astype(mx.float32), start, atol=2e-3)  # kept in float16

@@ -80,7 +80,7 @@ MISTAKES = {
         "(pixels.astype(mx.float32) / 2 + 0.5)",
     ),
     "pipeline.prepare_reference": ("left = w % 16 // 2", "left = 0"),
-    "pipeline.encode_references": ("axis=1), b, axis=0", "axis=1), b, axis=1"),
+    "pipeline.encode_references": ("b, axis=0", "b, axis=1"),
     "pipeline.velocity_field": ("[:, :n]", "[:, -n:]"),
     "pipeline.guided_field": ("with_prompt, without = fields", "without, with_prompt = fields"),
     "pipeline.generate": ("guided_field(fields, guidance)", "fields[0]"),
@@ -114,7 +114,7 @@ MISTAKES = {
     "kv_cache.extract_kv": ("mx.zeros((len(references),))", "mx.ones((len(references),))"),  # the time of the noise
     "kv_cache.cached_attention": ("[v_all, v]", "[v, v_all]"),
     "kv_cache.cached_velocity": ("cache[len(transformer.double_blocks) :]", "cache"),  # the first block's entry again
-    "kv_cache.cached_velocity_field": ("reference_ids(grids)", "reference_ids(grids) * 0"),
+    "kv_cache.cached_velocity_field": ("txt.dtype), ids)", "txt.dtype), 0 * ids)"),
     "training.shifted_times": (
         "shift_time(mx.random.uniform(shape=(b,), key=key), shift)",
         "mx.random.uniform(shape=(b,), key=key)",

@@ -168,7 +168,7 @@ class Family:
     # Of a single file, whose header does not tell: distilled and KV by its name, or None if the name tells nothing.
     read_file_name: Callable[[str], tuple[bool, bool] | None] | None = None
     kv_pipeline: str = ""  # `_class_name` in the index of a model that was trained for cached references
-    velocity_field: Callable[..., Any] | None = None  # with chapter 6's arguments; None: chapter 6's own
+    velocity_field: Callable[..., Any] | None = None  # chapter 6's arguments; None: chapter 6's own
     prepare_lone_reference: Callable[[Image.Image], tuple[Image.Image, Box]] | None = None  # None: chapter 6's, always
     # The most tokens that a prompt can come to, at most so many: before a tokenizer is here. None: it is padded to all.
     count_window: Callable[[str, int], int] | None = None

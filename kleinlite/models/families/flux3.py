@@ -1,12 +1,10 @@
 """FLUX 3 Image Klein: chapter 16."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import mlx.core as mx
 from tokenizers import Tokenizer
 
 from ...autoencoder import AutoencoderConfig
@@ -117,16 +115,6 @@ def read_variant(folder: ModelFolder, cfg: Flux3Config) -> Variant:
     return Variant(distilled=cfg.flow_map, kv=False, schedule=schedule)
 
 
-def velocity_field(
-    transformer: Flux3Transformer, features: list[mx.array], references: mx.array | None,
-    grids: list[tuple[int, int]], grid: tuple[int, int],
-) -> Callable[..., mx.array]:  # fmt: skip
-    """Chapter 16's field, with what stays the same from step to step worked out."""
-    if references is not None:
-        mx.eval(references)
-    return flux3_velocity_field(transformer, features, references, grids, grid)
-
-
 BLOCK_MATRICES = ("q_proj", "k_proj", "v_proj", "attn_out", "mlp_in", "mlp_out")
 BLOCKS = ("content_mode_blocks.image", "content_mode_blocks.image_cond", "txt_mode_blocks", "single_blocks")
 MODES = ("txt", "image", "image_cond")
@@ -210,7 +198,7 @@ FLUX3 = Family(
     encode=encode,
     schedule=schedule,
     read_variant=read_variant,
-    velocity_field=velocity_field,
+    velocity_field=flux3_velocity_field,
     prepare_lone_reference=fill_canvas,
     count_window=count_window,
     float16=False,

@@ -1,12 +1,10 @@
 """Z-Image: chapter 15."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import mlx.core as mx
 from tokenizers import Tokenizer
 
 from ...autoencoder import AutoencoderConfig
@@ -111,14 +109,6 @@ def read_variant(folder: ModelFolder, cfg: ZImageConfig) -> Variant:
     return Variant(distilled=shift == TURBO_SHIFT, kv=False, schedule=partial(shifted_schedule, shift=shift))
 
 
-def velocity_field(
-    transformer: ZImageTransformer, captions: list[mx.array], references: None, grids: list[tuple[int, int]],
-    grid: tuple[int, int],
-) -> Callable[..., mx.array]:  # fmt: skip
-    """Chapter 15's field, with chapter 6's arguments: there are no references."""
-    return z_image_velocity_field(transformer, captions, grid)
-
-
 BLOCK_MATRICES = (
     "attention.qkv", "attention.out", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "adaLN_modulation.0",
 )  # fmt: skip
@@ -185,6 +175,6 @@ Z_IMAGE = Family(
     encode=encode,
     schedule=partial(shifted_schedule, shift=TURBO_SHIFT),
     read_variant=read_variant,
-    velocity_field=velocity_field,
+    velocity_field=z_image_velocity_field,
     trains=False,
 )
