@@ -34,7 +34,8 @@ from .families import KLEIN, Configs, Family, family_of
 from .families.family import Rules
 from .fields import say_once, shorten
 from .files import ModelFolder, WeightFiles, check_file, find_index, open_weights, read_json
-from .formats import assemble, check_packing, find_quant_spec, load_weights
+from .formats import GROUP, assemble, check_packing, find_quant_spec, load_weights
+from .mlx_folders import MlxFiles, MlxFolder, infer_text_encoder, name_of_variant
 from .quantize import join, quantize as quantize_module
 from .registry import FOLDERS, PARTS, TAEF2_FILE, find_bundled, find_released
 
@@ -171,7 +172,7 @@ def read_model_info(name: str, folder: ModelFolder, file: Path | None, configs: 
     cfg = configs.transformer
     family = family_of(cfg)
     path = folder.part("autoencoder") / "config.json"
-    size = read_json(path).get("sample_size", 1024)
+    size = read_json(path).get("sample_size", 1024) if path.exists() else 1024
     SAMPLE_SIZE.check(path, size)
     variant = family.read_variant(folder, cfg)
     family = replace(family, schedule=variant.schedule)
@@ -467,7 +468,7 @@ def open_checkpoint(
     check_parts(folder.path, configs, tokenizer)
     if dtype == mx.float16 and not family_of(configs.transformer).float16:
         raise UserError(f"The numbers in {name} grow beyond float16's: take mx.bfloat16 or mx.float32 as dtype.")
-    file = paths["transformer"] if paths["transformer"].is_file() else None
+    file = paths["transformer"] if paths["transformer"].is_file() else name_of_variant(folder)
     info = read_model_info(str(name), folder, file, configs)
     chosen = {part: str(place) for part, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
     checkpoint = Checkpoint(info, configs, folder, files, dtype, spec, chosen=chosen or None)
@@ -489,6 +490,13 @@ def read_parts(folder: ModelFolder, paths: dict[str, Path]) -> tuple[Configs, di
             check_single_file(part, path, family or KLEIN)
             files[part] = open_weights(path)
             configs[part] = infer_config(part, files[part], family)
+        elif isinstance(folder, MlxFolder) and path == folder.part(part):
+            spec = read_quant_specs(path).get("")
+            files[part] = MlxFiles(path, open_weights(path).shards, folder.layout, spec.group if spec else GROUP)
+            if part == "text_encoder" and (path / "config.json").exists():
+                configs[part] = read_config(part, path, folder.index, family)
+            else:
+                configs[part] = infer_config(part, files[part], family, infer_text_encoder)
         else:
             configs[part] = read_config(part, path, folder.index, family)
         if family is None:

@@ -5,7 +5,7 @@ models are known by their names, and the configs of the released models.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from .families.taef2 import LAYER, is_taef2, own_name
 from .fields import Field, check_fields, check_words, read_layout
 from .files import INDEX, ModelFolder, WeightFiles, find_index, open_weights, read_json
 from .formats import check_packing
+from .mlx_folders import find_mlx_folder
 from .registry import MODELS
 
 WRAPPER = re.compile(r"(^|\.)(_\w+\.)+")  # modules around modules: _orig_mod., _fsdp_wrapped_module.
@@ -32,6 +33,8 @@ SHARES = ".."  # `"shares": ".."` in an index: what is not in this folder is in 
 def open_folder(path: Path) -> ModelFolder:
     """A model's folder, with its index, checked as far as we use it. Raises MissingFileError or UserError."""
     file = find_index(path)
+    if not file.exists() and (saved := find_mlx_folder(path)):
+        return saved
     index = read_json(file)
     check_supported(file, index)
     if "is_distilled" in index:
@@ -176,8 +179,10 @@ def check_single_file(part: str, path: Path, family: Family) -> None:
         raise UserError(f"{path} is one file; a {part.replace('_', ' ')} is a folder with config.json: give that.")
 
 
-def infer_config(part: str, weights: WeightFiles, family: Family | None = None) -> Any:
-    """The numbers that the shapes in a single file tell. Raises UserError."""
+def infer_config(
+    part: str, weights: WeightFiles, family: Family | None = None, infer: Callable[[Shapes], Any] | None = None
+) -> Any:
+    """The numbers that the shapes in a file tell; `infer` says how if the family does not. Raises UserError."""
     path = weights.path
     check_packing(path, weights.tensors)
     tensors = {own: weights.tensors[name] for name, own in own_names(part, weights.tensors, family).items()}
@@ -185,7 +190,7 @@ def infer_config(part: str, weights: WeightFiles, family: Family | None = None) 
         check_supported(path, tensors)
     if family is None:
         family = family_of_tensors(tensors) if part == "transformer" else KLEIN
-    infer = family.parts[part].infer
+    infer = family.parts[part].infer or infer
     assert infer is not None, "see check_single_file"
     shapes = Shapes({name: list(t["shape"]) for name, t in tensors.items()}, family.parts[part].names)
     for name, tensor in tensors.items():

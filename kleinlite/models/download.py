@@ -221,7 +221,8 @@ def plan_download(name: str, access: Access = ANYWHERE, repositories: list[Repos
         if lacking:
             raise UserError(
                 f"{repository.repo} on the hub has no {' and no '.join(lacking)}: it is not a model in the released "
-                "layout (model_index.json, transformer/, text_encoder/, vae/, tokenizer/)."
+                "layout (model_index.json, transformer/, text_encoder/, vae/, tokenizer/). What mflux, mlx-gen or "
+                f"flux3-mlx has saved is read from a folder: `hf download {repository.repo} --local-dir FOLDER`."
             )
         files[repository.repo] = list(sizes)
         this = repository._replace(revision=info.sha)

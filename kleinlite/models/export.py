@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..checkpoints import find_conversion, rename
-from ..errors import ExistingFileError
+from ..errors import ExistingFileError, UserError
 from ..files import check_disk_space, lock, replace_file, write_json
 from ..quantization import QuantizedMatrix, QuantSpec, quantize_matrix
 from ..text_encoder import TextEncoder, TextEncoderConfig
@@ -35,6 +35,7 @@ from .families import KLEIN, PartFormat, family_of
 from .families.family import Rules
 from .fields import LAYOUT
 from .files import INDEX, list_files, read_json
+from .mlx_folders import MlxFolder
 from .quantize import plain_matrix, should_quantize
 
 DIFFUSERS_STEM = "diffusion_pytorch_model"  # how diffusers calls a part's weights
@@ -191,6 +192,8 @@ def quantize_model(
     if os.path.lexists(out):
         raise ExistingFileError(f"{out} is there already: name a new folder.")
     checkpoint = open_checkpoint(name, dtype=mx.bfloat16, quantize=quantize, parts=parts)
+    if isinstance(checkpoint.home, MlxFolder):
+        raise UserError(f"{name} is in another program's layout, of which no copy is written: name the released model.")
     out.parent.mkdir(parents=True, exist_ok=True)
     check_disk_space(out.parent, quantized_bytes(checkpoint))
     with (

@@ -22,6 +22,7 @@ from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
 from .fields import shorten
 from .quantize import quantized_layer
 
+GROUP = 64  # weights that share a scale, where mflux has quantized
 IGNORED = (".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")  # about activations, or for other programs
 
 COMFY_FORMATS = ("float8_e4m3fn", "nvfp4")  # as a file says of a layer how it is packed, those that we read
@@ -125,7 +126,9 @@ def assemble(
             tensors = {k: arrays.pop(f"{layer}.{k}") for k in kinds}
             spec = (mlx or {}).get(layer, (mlx or {}).get(""))
             if (metadata or {}).get("format") == "gguf":
-                spec = gguf_spec(codes, tensors["scales"])
+                spec = affine_spec(codes, tensors["scales"], 32)
+            elif spec is None and "quantization_level" in (metadata or {}):  # mflux has no config.json
+                spec = affine_spec(codes, tensors["scales"], GROUP)
             if spec is None:
                 raise UserError(
                     f"{clip(name)} is quantized and config.json does not say how (quantization): a file is missing."
@@ -184,10 +187,11 @@ def check_quantized(name: str, tensors: dict[str, mx.array], spec: QuantSpec, sc
         refuse_quantized(name, " and ".join(wrong))
 
 
-def gguf_spec(codes: mx.array, scales: mx.array) -> QuantSpec:
-    """How MLX has quantized a matrix of a GGUF file: groups of 32, in 4 or 8 bits, by how many codes there are."""
-    in_four_bits = codes.ndim and scales.ndim and codes.shape[-1] == 4 * scales.shape[-1]
-    return QuantSpec("affine", 4 if in_four_bits else 8, 32)
+def affine_spec(codes: mx.array, scales: mx.array, group: int) -> QuantSpec:
+    """How MLX has quantized a matrix in such groups: the bits by how many words of codes there are."""
+    words, groups = (w.shape[-1] if w.ndim else 0 for w in (codes, scales))
+    bits = next((bits for bits in (2, 3, 4, 5, 6) if 32 * words == bits * group * groups), 8)
+    return QuantSpec("affine", bits, group)
 
 
 def scale_per_row(name: str, scale: mx.array, rows: int) -> mx.array:

@@ -14,7 +14,7 @@ from .family import PartFormat, Values
 
 # Of model_index.json, and what is implied where it is silent:
 OUT_LAYERS = "text_encoder_out_layers"
-IMPLIED = {OUT_LAYERS: (9, 18, 27), "max_sequence_length": 512}
+IMPLIED: Values = {OUT_LAYERS: (9, 18, 27), "max_sequence_length": 512}
 TEXT_ENCODER_FIELDS = {
     "vocab": Field("vocab_size", int, 1, 2**24),
     "d": Field("hidden_size", *WIDTH),

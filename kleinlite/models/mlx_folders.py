@@ -1,0 +1,138 @@
+"""Folders that other MLX programs have saved, mostly in few bits: mflux and mlx-gen, and flux3-mlx.
+
+They have no model_index.json, and few configs or none. A `Layout` says what stands in its place; the numbers follow
+from shapes, and whether an mflux model is distilled from what its record or its folder is called.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import UserError
+from ..quantization import QuantizedMatrix
+from ..text_encoder import TextEncoderConfig
+from .families import Shapes
+from .families.klein import read_file_name
+from .families.qwen3 import IMPLIED, OUT_LAYERS
+from .files import ModelFolder, WeightFiles, list_files, open_weight_file, open_weights, read_json
+from .formats import GROUP, assemble
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a program lays out the folder of a model."""
+
+    index: dict[str, Any]  # what model_index.json would say
+    names: dict[str, str]  # regular expression of its tensors' names → as the released folders have it
+    autoencoder: str = ""  # its file in vae/, if it is the makers'
+
+
+MFLUX = Layout(
+    index={"_class_name": "Flux2KleinPipeline"},
+    names={
+        r"^time_guidance_embed\.": "time_guidance_embed.timestep_embedder.",
+        r"^(transformer_blocks.*|.*attentions.*)\.to_out\.": r"\1.to_out.0.",
+    },
+)
+FLUX3_MLX = Layout(
+    index={"_class_name": "Flux3KleinPipeline"},
+    names={},  # they are the authors', as ours
+    autoencoder="ae.safetensors",
+)
+
+
+@dataclass(frozen=True)
+class MlxFiles(WeightFiles):
+    """A part's files as the released folder would have them."""
+
+    layout: Layout
+    group: int = GROUP  # weights that share a scale
+
+    def _rename(self, name: str) -> str:
+        for pattern, ours in self.layout.names.items():
+            name = re.sub(pattern, ours, name)
+        return name
+
+    @property
+    def tensors(self) -> dict[str, dict[str, Any]]:
+        """Name → dtype and shape: of a packed matrix, the shape that it stands for."""
+        theirs = super().tensors
+        ours = {}
+        for name, tensor in theirs.items():
+            scales = theirs.get(re.sub(r"\.weight$", ".scales", name))
+            if scales and tensor is not scales:
+                *rows, groups = scales["shape"]
+                tensor = tensor | {"shape": [*rows, groups * self.group]}
+            ours[self._rename(name)] = tensor
+        return ours
+
+    def load(self) -> tuple[dict[str, mx.array], dict[str, str]]:
+        """The arrays, convolutions channels first; the few matrices of an autoencoder decoded, as it is not packed."""
+        arrays, metadata = super().load()
+        ours = {
+            self._rename(name): w.transpose(0, 3, 1, 2) if w.ndim == 4 else w
+            for name, w in arrays.items()
+            if name != "rotary_emb.inv_freq"  # computed
+        }
+        if self.path.name == "vae":
+            parts = assemble(ours, metadata)
+            ours = {name: w.decode() if isinstance(w, QuantizedMatrix) else w for name, w in parts.items()}
+        return ours, metadata
+
+
+@dataclass(frozen=True)
+class MlxFolder(ModelFolder):
+    """Such a folder, with the index that it would have."""
+
+    layout: Layout
+
+    def part(self, name: str) -> Path:
+        path = super().part(name)
+        return path / self.layout.autoencoder if name == "autoencoder" else path
+
+
+def find_mlx_folder(path: Path) -> MlxFolder | None:
+    """A folder of one of these programs, None if it is not. Raises UserError for a model that is not read from such."""
+    config = path / "config.json"
+    if config.exists() and read_json(config).get("format") == "flux3-mlx":
+        return MlxFolder(path, FLUX3_MLX.index, FLUX3_MLX)
+    files = list_files(path / "transformer", "*.safetensors")
+    if not files or "quantization_level" not in open_weight_file(files[0]).load()[1]:
+        return None
+    if "time_guidance_embed.linear_1.weight" not in open_weights(path / "transformer").tensors:
+        raise UserError(
+            f"{path} was saved by mflux or mlx-gen and is no FLUX.2 [klein], the one model that kleinlite reads from "
+            "such a folder: take the released model, see `kleinlite models`."
+        )
+    return MlxFolder(path, MFLUX.index, MFLUX)
+
+
+def name_of_variant(folder: ModelFolder) -> Path | None:
+    """What tells whether a model saved by mflux is distilled: its record, or the folder's name. Raises UserError."""
+    if not isinstance(folder, MlxFolder) or folder.layout is not MFLUX:
+        return None
+    path = folder.path.absolute()
+    file = path / "mflux_model.json"  # in folders of newer versions
+    record = read_json(file) if file.exists() else {}
+    in_cache = path.parents[1] if path.parent.name == "snapshots" else path
+    name = str(record.get("base_model") or record.get("model_name") or in_cache.name)
+    if read_file_name(name) is None:
+        raise UserError(
+            f"{folder.path} was saved by mflux or mlx-gen, whose files do not say whether the model is distilled: let "
+            "the folder's name say it, such as klein-4b-q4 or klein-base-4b-q4."
+        )
+    return Path(name)
+
+
+def infer_text_encoder(shapes: Shapes) -> TextEncoderConfig:
+    """What no shape shows, θ and ε, is the released models'."""
+    heads, kv_heads, hd = (shapes[f"layers.0.self_attn.{x}.weight"][0] for x in ("q_proj", "k_proj", "q_norm"))
+    vocab, d = shapes["embed_tokens.weight"]
+    return TextEncoderConfig(
+        vocab, d, d_mlp=shapes["layers.0.mlp.gate_proj.weight"][0], head_dim=hd, heads=heads // hd,
+        kv_heads=kv_heads // hd, layers=shapes.count("layers.{}.mlp.gate_proj.weight"),
+        out_layers=IMPLIED[OUT_LAYERS], max_length=IMPLIED["max_sequence_length"],
+    )  # fmt: skip
