@@ -36,7 +36,7 @@ has-prompt:
 setup: $(VENV)/.test$(BACKEND) ## install what reading, building and testing the book takes
 
 lab: $(VENV)/.book$(BACKEND) ## open the book in JupyterLab, at chapter 0 (ARGS="--no-browser --allow-root" goes to jupyter-lab)
-	cd notebooks && ../$(BIN)/jupyter-lab --ContentsManager.pre_save_hook=kleinlite.book.lab.keep_metadata 00_idea.ipynb $$ARGS
+	cd notebooks && ../$(BIN)/jupyter-lab --ContentsManager.pre_save_hook=tools.lab.keep_metadata 00_idea.ipynb $$ARGS
 
 # Each to its end, whatever the ones before said; then all that failed is named.
 each = @failed=; for step in $(1); do $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; done; \

@@ -15,9 +15,7 @@ from kleinlite.cpu import (
     blas,
     blas_name,
     conv2d,
-    exp,
     setup,
-    sigmoid,
     silu,
     softmax,
     upsample_conv2d,
@@ -64,8 +62,6 @@ def benchmark() -> None:
     print(f"{'':40}{'forward':>10}{'+ backward':>12}{'compiled':>10}")
     large = (2048, 4096)
     small = (2176, 384)
-    print_row(f"exp {large}", exp, mx.exp, large)
-    print_row(f"sigmoid {large}", sigmoid, mx.sigmoid, large)
     print_row(f"softmax {large}", softmax, lambda x: mx.softmax(x, axis=-1), large)
     for shape in (small, large):
 

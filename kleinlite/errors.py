@@ -76,8 +76,7 @@ def shorten(text: str, most: int) -> str:
 
 def clip(name: str, most: int = 64) -> str:
     """A name from a file, for a sentence: on one line, and without its middle if it is longer than `most`."""
-    ends = name if len(name) <= 2 * most else name[:most] + name[-most:]
-    return shorten(printable(ends), most)
+    return shorten(printable(name), most)
 
 
 def first_few(items: Iterable, count: int = 4) -> str:

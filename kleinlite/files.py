@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from .errors import ExistingFileError, FileError
 
-__all__ = ["replace_file", "take_free_name", "lock", "check_disk_space", "write_json"]
+__all__ = ["replace_file", "lock", "check_disk_space", "write_json"]
 
 WRITE_FAILED = ("[write]", "[save_safetensors]", "No space left", "os error")  # as MLX and tokenizers say it
 
@@ -35,35 +35,6 @@ def replace_file(path: str | Path) -> Iterator[Path]:
         sync(draft)
         if mode is not None:
             draft.chmod(mode)
-        os.replace(draft, path)
-
-
-def take_free_name(names: Iterable[Path], write: Callable[[Path], object]) -> Path:
-    """Write a new file under the first of these names, all in one folder, that nobody has; its path.
-
-    `write` is given a draft to write. Two programs that look at the same time take two names. Raises FileError.
-    """
-    names = iter(names)
-    path = next(names)
-    with draft_of(path) as draft:
-        write(draft)
-        sync(draft)
-        while True:
-            try:
-                take_name(draft, path)
-                return path
-            except FileExistsError:
-                path = next(names)
-
-
-def take_name(draft: Path, path: Path) -> None:
-    """Give a file a second name. Raises FileExistsError if that is somebody's."""
-    try:
-        os.link(draft, path)  # unlike os.replace, it takes nobody's place
-    except FileExistsError:
-        raise
-    except OSError:  # a disk without hard links, as memory cards are
-        path.open("xb").close()
         os.replace(draft, path)
 
 

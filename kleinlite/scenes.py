@@ -272,33 +272,6 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
     return (scene,), str(instruction(scene, after)), after  # always one change, which a sentence names
 
 
-def sample_row(seed: int) -> Scene:
-    """Two or three shapes side by side; one time in two they are all the same, which a plural can name."""
-    rng = random.Random(seed ^ 0x50EED)
-    jitter = rng.randrange(1 << 30)
-    count = rng.choice((2, 3, 3, 3))
-    background = rng.choice(list(BACKGROUNDS))
-    colours = [colour for colour in COLOURS if colour != background]  # white on white would not be seen
-    if count == 2 or rng.random() < 0.4:
-        found = [(rng.choice(SHAPES), rng.choice(colours))] * count
-    else:
-        found = [(kind, rng.choice(colours)) for kind in rng.sample(SHAPES, 3)]
-    places = ("left", "centre", "right") if count == 3 else ("left", "right")
-    return Scene(
-        tuple(Thing(*thing, place) for thing, place in zip(found, places)), background=background, jitter=jitter
-    )  # fmt: skip
-
-
-def sample_one(seed: int) -> Scene:
-    """A single shape, more often than not in the middle, where it is largest: `sample` has few of these."""
-    rng = random.Random(seed ^ 0x1EED)
-    jitter = rng.randrange(1 << 30)
-    background = rng.choice(list(BACKGROUNDS))
-    colour = rng.choice([colour for colour in COLOURS if (colour, background) != ("white", "white")])
-    place = "centre" if rng.random() < 0.7 else rng.choice(PLACES)
-    return Scene((Thing(rng.choice(SHAPES), colour, place),), background=background, jitter=jitter)
-
-
 def relatives(seed: int) -> list[Scene]:
     """A scene of two things, and what comes of it when each is as it was, has another colour or kind, or is gone.
 

@@ -30,8 +30,9 @@ from kleinlite.cpu import setup
 from kleinlite.klein import Klein
 from kleinlite.models.export import save_transformer
 from kleinlite.text_encoder import TextEncoder
-from kleinlite.trainer.run import load_average, lock_folder
+from kleinlite.trainer.run import lock_folder
 from kleinlite.transformer import Transformer
+from recipe.stages import load_average
 from recipe.training import Recipe, RecipeConfig
 
 ROOT = Path(__file__).resolve().parents[1]

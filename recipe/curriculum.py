@@ -12,9 +12,13 @@ from itertools import count, islice
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from kleinlite.nano.synonyms import no_op_instruction, reword
 from kleinlite.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    PLACES,
+    SHAPES,
     Scene,
+    Thing,
     captions,
     edit_held_out,
     held_out,
@@ -22,11 +26,11 @@ from kleinlite.scenes import (
     relatives,
     sample,
     sample_edit,
-    sample_one,
-    sample_row,
     scene_held_out,
 )
 from kleinlite.text_encoder import TEMPLATE, tokenize
+
+from .rewordings import no_op_instruction, reword
 
 TURNS = (
     "pictures", "add_edits", "edit_pairs", "edits", "pictures", "no_op_edits", "pictures", "edits", "pictures",
@@ -81,6 +85,33 @@ def allowed(scene: Scene) -> bool:
 def allowed_scenes(draw: Callable[[int], Scene], first: int = 0) -> Iterator[Scene]:
     """The scenes of the seeds from `first` on that may be trained on."""
     return filter(allowed, map(draw, count(first)))
+
+
+def sample_row(seed: int) -> Scene:
+    """Two or three shapes side by side; one time in two they are all the same, which a plural can name."""
+    rng = random.Random(seed ^ 0x50EED)
+    jitter = rng.randrange(1 << 30)
+    count = rng.choice((2, 3, 3, 3))
+    background = rng.choice(list(BACKGROUNDS))
+    colours = [colour for colour in COLOURS if colour != background]  # white on white would not be seen
+    if count == 2 or rng.random() < 0.4:
+        found = [(rng.choice(SHAPES), rng.choice(colours))] * count
+    else:
+        found = [(kind, rng.choice(colours)) for kind in rng.sample(SHAPES, 3)]
+    places = ("left", "centre", "right") if count == 3 else ("left", "right")
+    return Scene(
+        tuple(Thing(*thing, place) for thing, place in zip(found, places)), background=background, jitter=jitter
+    )  # fmt: skip
+
+
+def sample_one(seed: int) -> Scene:
+    """A single shape, more often than not in the middle, where it is largest: `sample` has few of these."""
+    rng = random.Random(seed ^ 0x1EED)
+    jitter = rng.randrange(1 << 30)
+    background = rng.choice(list(BACKGROUNDS))
+    colour = rng.choice([colour for colour in COLOURS if (colour, background) != ("white", "white")])
+    place = "centre" if rng.random() < 0.7 else rng.choice(PLACES)
+    return Scene((Thing(rng.choice(SHAPES), colour, place),), background=background, jitter=jitter)
 
 
 def make_lessons(pictures: int, edits: int, families: int) -> Lessons:

@@ -9,6 +9,9 @@ python -m recipe.evaluate --lone                                   one house, tr
 python -m recipe.evaluate --test                                   scenes that chose nothing; also with --edits, …
 python -m recipe.evaluate --sweep notebooks/accuracy.json          accuracy against steps and guidance
 python -m recipe.evaluate --gallery notebooks/images/nano.jpg      the picture at the top of the README
+
+Of an edit it asks two things: was the asked change made, and was everything else kept? A model that copies its
+reference keeps everything and changes nothing, so that score stands beside the model's own.
 """
 
 import argparse
@@ -25,10 +28,9 @@ from tqdm.auto import tqdm
 from kleinlite.klein import Klein
 from kleinlite.nano.evaluate import (
     DEVELOPMENT,
-    SHOWCASE,
     SIZE,
     TEST,
-    contact_sheet,
+    Attributes,
     detected,
     draw_all,
     draw_captions,
@@ -37,12 +39,57 @@ from kleinlite.nano.evaluate import (
     held_out_edits,
     judge,
     requested,
-    score_edit,
     tally,
 )
-from kleinlite.nano.shapes import one_shape, one_shape_cases, summary, there_and_back
-from kleinlite.nano.synonyms import no_op_instruction
+from kleinlite.nano.shapes import there_and_back
 from kleinlite.scenes import Scene, captions, draw, held_out, sample, scene_held_out
+
+from .one_shape import one_shape, one_shape_cases, summary
+from .rewordings import no_op_instruction, reword
+
+SHOWCASE = [
+    "a red circle above a blue square", "a yellow star on a purple background", "a green triangle left of a pink heart",
+    "a black diamond on a pink background", "a purple heart below an orange circle",
+    "a white square right of a red star",
+    "a yellow sun over a blue sea", "a red house under a yellow sun", "a green tree on white snow at night",
+    "a white boat on a blue sea at sunset", "an orange tree left of a red house under an orange sun",
+    "a blue house on yellow dunes by day",
+]  # fmt: skip
+
+
+def attributes(scene: Scene) -> Attributes:
+    """Everything that a scene shows, place by place."""
+    known = {f"{what} {t.place}": getattr(t, what) for t in scene.things for what in ("kind", "colour")}
+    for what in ("background", "sky", "ground", "sun_side"):
+        if getattr(scene, what) is not None:
+            known[what.replace("_", " ")] = getattr(scene, what)
+    return known
+
+
+def score_edit(seen: Scene, before: Scene, after: Scene) -> tuple[dict[str, bool], dict[str, bool]]:
+    """Of an edit from `before` to `after`, given what the result shows: which changes were made, what was kept."""
+    old = attributes(before)
+    new = attributes(after)
+    now = attributes(seen)
+    made = {k: now.get(k) == new.get(k) for k in old.keys() | new.keys() if old.get(k) != new.get(k)}
+    kept = {k: now.get(k) == v for k, v in new.items() if old.get(k) == v}
+    kept |= dict.fromkeys(now.keys() - old.keys() - new.keys(), False)  # what came along unasked
+    return made, kept
+
+
+def contact_sheet(pictures: list[Image.Image]) -> Image.Image:
+    """Pictures of the judge's size, twelve to a row."""
+    columns = 12
+    sheet = Image.new("RGB", (min(columns, len(pictures)) * SIZE, -(-len(pictures) // columns) * SIZE), "white")
+    for i, picture in enumerate(pictures):
+        sheet.paste(picture, (i % columns * SIZE, i // columns * SIZE))
+    return sheet
+
+
+def in_other_words(caption: str) -> str:
+    """Another sentence that says the same."""
+    rng = random.Random(caption)
+    return next(said for said in (reword(rng, caption) for _ in range(1000)) if said != caption)
 
 
 def gallery(klein: Klein, path: str) -> None:
@@ -60,10 +107,10 @@ def gallery(klein: Klein, path: str) -> None:
 
 def report_captions(klein: Klein, options: argparse.Namespace) -> list[Image.Image]:
     """The model's pictures, and beside them the drawn scenes through its autoencoder: what is lost already there."""
-    pictures, results = draw_captions(
-        klein, options.count, options.steps, options.guidance, options.reworded, first=options.first
-    )
     cases = held_out_captions(options.count, options.first)
+    said = [in_other_words(caption) if options.reworded else caption for _, caption in cases]
+    pictures = draw_all(klein, said, steps=options.steps, guidance=options.guidance)
+    results = examine(pictures, cases)
     limits = examine(there_and_back(klein.autoencoder, [draw(scene, SIZE) for scene, _ in cases]), cases)
 
     def shares(results: list[dict[str, bool]]) -> dict[str, float]:

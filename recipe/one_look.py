@@ -27,12 +27,13 @@ from kleinlite.models.lora_files import write_adapter
 from kleinlite.nano.evaluate import TEST, draw_all, examine, held_out_captions
 from kleinlite.position_ids import Rope, image_ids, text_ids
 from kleinlite.sampling import schedule
-from kleinlite.scenes import captions, held_out, sample, sample_one, scene_held_out
+from kleinlite.scenes import captions, held_out, sample, scene_held_out
 from kleinlite.training import Batch, learning_rate
 from kleinlite.transformer import Transformer
 from recipe.z_nano import levels_on_path
 
 from .adapters import FOLDER
+from .curriculum import sample_one
 
 NAME = "one-look"
 FILE = FOLDER / f"{NAME}.safetensors"

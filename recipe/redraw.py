@@ -45,14 +45,13 @@ from kleinlite.scenes import (
     draw_shapes,
     held_out,
     sample,
-    sample_one,
     shape_corners,
 )
 from kleinlite.text_encoder import TextEncoder, tokenize
 from kleinlite.training import Batch, encode_batch, join_references
 from kleinlite.transformer import Transformer
 
-from .curriculum import allowed_scenes
+from .curriculum import allowed_scenes, sample_one
 
 FIRST = 50_000_000  # scenes from this seed on, in the first round
 APART = 10_000_000  # seeds between the first scenes of two rounds

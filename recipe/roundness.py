@@ -21,9 +21,11 @@ from PIL import Image
 from kleinlite.klein import Klein
 from kleinlite.measuring import bootstrap_error, mean_and_error
 from kleinlite.nano.evaluate import DEVELOPMENT, SIZE, TEST, draw_all
-from kleinlite.nano.second_judge import dents, fit
-from kleinlite.nano.shapes import one_shape, one_shape_cases, there_and_back
+from kleinlite.nano.shapes import there_and_back
 from kleinlite.scenes import Scene, Thing, captions, draw, with_article
+
+from .one_shape import one_shape, one_shape_cases
+from .second_judge import dents, fit
 
 COUNT = 48
 COLOURS = {DEVELOPMENT: ("red", "blue", "blue"), TEST: ("green", "orange", "yellow")}  # circle, square, paper

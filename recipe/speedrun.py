@@ -31,12 +31,14 @@ from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.export import save_transformer
 from kleinlite.nano.data import encode_scenes
-from kleinlite.nano.evaluate import SIZE, contact_sheet, draw_all, examine, held_out_captions
-from kleinlite.trainer.run import Run, catch_interrupts, load_average, lock_folder, read_arrays, write_arrays
+from kleinlite.nano.evaluate import SIZE, draw_all, examine, held_out_captions
+from kleinlite.trainer.run import Run, catch_interrupts, lock_folder, read_arrays, write_arrays
 from kleinlite.training import encode_batch, flow_loss, initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 
 from .curriculum import Curriculum, make_lessons
+from .evaluate import contact_sheet
+from .stages import load_average
 from .training import GRID, LAST, SAMPLES
 
 GIVEN = ("vae", "text_encoder", "tokenizer", "scheduler")  # parts of nano that nobody has to train

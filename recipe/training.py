@@ -31,31 +31,10 @@ from kleinlite.inference.machines import own_temporary_folder
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import load_tokenizer
 from kleinlite.models.export import save_encoders, save_transformer
-from kleinlite.nano.data import (
-    autoencoder_batch,
-    draw_scenes,
-    encode_scenes,
-    held_out_scenes,
-    measure_latents,
-    psnr,
-    text_batch,
-    train_tokenizer,
-)
-from kleinlite.nano.evaluate import contact_sheet
+from kleinlite.nano.data import draw_scenes, encode_scenes
 from kleinlite.sampling import noised, schedule
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig, next_token_logits, tokenize
-from kleinlite.trainer.run import (
-    MISSING,
-    Run,
-    broadcast_from_rank_zero,
-    copy_from_rank_zero,
-    is_rank_zero,
-    load_average,
-    lock_folder,
-    read_arrays,
-    train_with_progress,
-    write_arrays,
-)
+from kleinlite.trainer.run import read_arrays, train_with_progress, write_arrays
 from kleinlite.training import (
     Batch,
     encode_batch,
@@ -69,8 +48,19 @@ from kleinlite.training import (
 from kleinlite.transformer import Transformer, TransformerConfig
 
 from .curriculum import GUIDANCE, Curriculum, make_lessons
+from .data import autoencoder_batch, held_out_scenes, measure_latents, psnr, text_batch, train_tokenizer
+from .evaluate import contact_sheet
 from .redraw import APART as REDRAW_APART, FIRST as REDRAW_FROM, WIDER, Redrawn, draw_again, redraw_loss
 from .repair import APART as REPAIR_APART, FIRST as REPAIR_FROM, ROUNDS, Own, draw_lone_things
+from .stages import (
+    MISSING,
+    SharedRun,
+    broadcast_from_rank_zero,
+    copy_from_rank_zero,
+    is_rank_zero,
+    load_average,
+    lock_shared_folder,
+)
 
 STEPS = {
     "autoencoder": 8000, "text_encoder": 1000, "transformer": 24_000, "distill": 4500, "redraw": 600, "repair": 120
@@ -165,7 +155,7 @@ class Recipe:
         batches: Callable[[int], Iterable[Any]], report: Callable[[], str], decay: float,
     ) -> None:  # fmt: skip
         """One stage, or a round of one: train to its last step, with a line in RUNS/log at each look."""
-        run = Run(self.file(name), model, optimizer, decay=decay)
+        run = SharedRun(self.file(name), model, optimizer, decay=decay)
         started = time.perf_counter()
         first = run.step
 
@@ -445,7 +435,7 @@ def train(folder: Path, stage: str | None = None, steps: int | None = None, cfg:
     recipe = Recipe(folder, cfg)
     stages = [stage] if stage else list(STAGES)
     recipe.check_inputs(stages[0])
-    with lock_folder(folder):
+    with lock_shared_folder(folder):
         try:
             for name in stages:
                 getattr(recipe, name)()

@@ -31,23 +31,21 @@ from kleinlite.models.export import quantize_weights
 from kleinlite.position_ids import rope_table
 from kleinlite.sampling import schedule
 from kleinlite.text_encoder import PAD, TextEncoder, tokenize
-from kleinlite.trainer.run import (
-    RANK_OFFSET,
-    Run,
-    copy_from_rank_zero,
-    is_rank_zero,
-    leaves,
-    load_average,
-    lock_folder,
-    read_arrays,
-    train_with_progress,
-    write_arrays,
-)
+from kleinlite.trainer.run import read_arrays, train_with_progress, write_arrays
 from kleinlite.training import encode_batch, flow_optimizer, initialize
 from kleinlite.transformer import sequential
 from kleinlite.z_image import PLAIN_TEMPLATE, ZImageTransformer, caption_ids, static_schedule
 
 from .curriculum import Curriculum, make_lessons
+from .stages import (
+    RANK_OFFSET,
+    SharedRun,
+    copy_from_rank_zero,
+    is_rank_zero,
+    leaves,
+    load_average,
+    lock_shared_folder,
+)
 
 FILE = Path(__file__).parent / "weights" / "z-nano.safetensors"
 GRID = (6, 6)
@@ -144,7 +142,7 @@ def new_network() -> ZImageTransformer:
 
 def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None:
     """Everything, into a folder; `steps` of training on `walks` ways. The last 128 are held out. Raises UserError."""
-    with lock_folder(folder):
+    with lock_shared_folder(folder):
         klein = Klein.from_pretrained("nano")
         path = folder / "walks.safetensors"
         if is_rank_zero() and not path.exists():
@@ -178,7 +176,7 @@ def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None
                 file.write(f"{run.step}: {text}\n")
             return text
 
-        run = Run(folder / "run.safetensors", new_network(), flow_optimizer(steps), decay=0.998)
+        run = SharedRun(folder / "run.safetensors", new_network(), flow_optimizer(steps), decay=0.998)
         train_with_progress(run, steps, loss, batches, report)
         if is_rank_zero():
             write_bundle(folder / FILE.name, load_average(run.path, ZImageTransformer(CONFIG)))

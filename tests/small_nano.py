@@ -12,11 +12,12 @@ import pytest
 from waiting import HANGS
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.nano.data import encode_scenes, train_tokenizer
+from kleinlite.nano.data import encode_scenes
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 from recipe.curriculum import Curriculum, make_lessons
+from recipe.data import train_tokenizer
 from recipe.training import STEPS, RecipeConfig
 
 GRID = (6, 6)

@@ -6,14 +6,12 @@ import os
 import stat
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from kleinlite.errors import ExistingFileError, FileError
-from kleinlite.files import check_disk_space, lock, replace_file, take_free_name, write_json
+from kleinlite.files import check_disk_space, lock, replace_file, write_json
 
 
 def test_a_file_is_replaced_and_keeps_its_permissions(tmp_path):
@@ -75,28 +73,6 @@ def test_leftovers_of_killed_processes_go(tmp_path):
             os.utime(tmp_path / name, (0, 0))
     write_json(tmp_path / "x.json", {"a": 1})
     assert sorted(os.listdir(tmp_path)) == [".kleinlite-2.partial.png", ".y.partial", "x.json"]
-
-
-def test_a_free_name_is_taken_by_one(tmp_path):
-    def take(text: int) -> Path:
-        return take_free_name((tmp_path / f"x-{i}" for i in range(100)), lambda draft: draft.write_text(str(text)))
-
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(take, range(40)))) == 40
-    assert sorted(int(path.read_text()) for path in tmp_path.iterdir()) == list(range(40))
-
-
-def test_a_free_name_where_no_link_can_be_made(tmp_path, monkeypatch):
-    """A memory card has no hard links."""
-
-    def refuse(*_):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    (tmp_path / "x-0").write_text("somebody's")
-    path = take_free_name((tmp_path / f"x-{i}" for i in range(9)), lambda draft: draft.write_text("mine"))
-    assert path.name == "x-1" and path.read_text() == "mine" and (tmp_path / "x-0").read_text() == "somebody's"
-    assert sorted(os.listdir(tmp_path)) == ["x-0", "x-1"]
 
 
 def test_a_lock_is_held_by_one_process(tmp_path):

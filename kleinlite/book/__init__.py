@@ -1,1 +1,1 @@
-"""What makes the book: promotion, running and cleaning notebooks, the site, its API pages, plots and widgets."""
+"""What notebooks and workbooks import: plots, widgets, the small world, mistakes, holes and their lights."""

@@ -169,16 +169,6 @@ def patterns(masks: dict[str, mx.array], pieces: dict[str, int]) -> None:
     show_figure()
 
 
-def channels(latents: mx.array, columns: int = 16) -> None:
-    """A contact sheet: every channel of latents (h, w, c) as a small grey picture, each on its own scale."""
-    _, axes = make_grid(latents.shape[-1], columns, (0.42, 0.46))
-    for i, ax in zip(range(latents.shape[-1]), axes):
-        ax.imshow(latents[..., i].tolist(), cmap="gray", interpolation="nearest")
-        ax.set_title(str(i), fontsize=5, pad=1)
-    plt.subplots_adjust(wspace=0.08, hspace=0.3, left=0, right=1, bottom=0, top=0.95)
-    show_figure()
-
-
 def lines(
     series: dict[str, tuple], xlabel: str, ylabel: str, logx: bool = False, logy: bool = False, marker: str = "o",
     legend_above: bool = False,
@@ -225,9 +215,7 @@ def runs(values: dict[str, Sequence[float]], xlabel: str) -> None:
     show_figure()
 
 
-def points(
-    clouds: dict[str, mx.array], paths: mx.array | None = None, limit: float = 3.0, panels: bool = False
-) -> None:  # fmt: skip
+def points(clouds: dict[str, mx.array], paths: mx.array | None = None, panels: bool = False) -> None:
     """Clouds of 2-D points (n, 2) by name and, if given, paths (steps, n, 2) between them; or a panel for each."""
     count = len(clouds) if panels else 1
     _, axes = plt.subplots(1, count, figsize=(3.8, 3.6) if count == 1 else (2.3 * count, 2.5))
@@ -237,7 +225,7 @@ def points(
             axes[0].plot(paths[:, i, 0].tolist(), paths[:, i, 1].tolist(), color="#999", linewidth=0.5, alpha=0.7)
     for ax, (name, xy), colour in zip(axes, clouds.items(), ("C0", "C1", "C2", "C3")):
         ax.scatter(xy[:, 0].tolist(), xy[:, 1].tolist(), s=4, label=name, alpha=0.7, color=colour)
-        ax.set(xlim=(-limit, limit), ylim=(-limit, limit), xlabel="x", aspect="equal")
+        ax.set(xlim=(-3, 3), ylim=(-3, 3), xlabel="x", aspect="equal")
         if panels:
             ax.set_title(name, fontsize=8)
         else:
@@ -376,12 +364,10 @@ def tree_rows(names: Sequence[str], before: str = "", depth: int = 0) -> list[tu
     return found
 
 
-def name_trees(pairs: dict[str, Sequence[str]], titles: tuple[str, str], size: float = 7.2) -> None:
-    """Two trees of names and lines between them: each name on the left with those on the right that it became.
-
-    size: of the letters, in points.
-    """
+def name_trees(pairs: dict[str, Sequence[str]], titles: tuple[str, str]) -> None:
+    """Two trees of names and lines between them: each name on the left with those on the right that it became."""
     sides = tree_rows(list(pairs)), tree_rows([name for names in pairs.values() for name in names])
+    size = 7.2  # of the letters, in points
     letter = 0.602 * size / 72  # inches
     row = 0.165
     height = row * (max(map(len, sides)) + 2)

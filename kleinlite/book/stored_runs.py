@@ -2,10 +2,7 @@
 
     KLEINLITE_RUNS=all python -m tools.notebooks --timeout 3600 run notebooks/14_lora.ipynb
 
-runs all of them and stores them. It takes up to half an hour.
-
-The page runs the code that made the stored numbers, and compares: its own first run must come out as the stored one
-did, up to what another processor's rounding does to a training.
+runs all of them and stores them, in up to half an hour.
 """
 
 import json

@@ -7,7 +7,6 @@ import re
 import sys
 import time
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +14,6 @@ import mlx.core as mx
 from PIL import Image
 
 from ..errors import MissingFileError, UserError, printable
-from ..files import take_free_name
 from ..inference import picture_file
 from ..inference.loaded_model import LoadedModel
 from ..inference.loras import Loras, find_recorded_loras
@@ -252,11 +250,10 @@ def make_stem(prompt: str) -> str:
     return "-".join(re.findall("[a-z0-9]+", plain))[:60].strip("-") or "picture"
 
 
-def number_names(first: Path) -> Iterator[Path]:
-    """a-red-circle-7.png, then a-red-circle-7-2.png, and so on."""
-    yield first
-    for i in itertools.count(2):
-        yield first.with_name(f"{first.stem}-{i}{first.suffix}")
+def free_name(path: Path) -> Path:
+    """a-red-circle-7.png or, where that is taken, a-red-circle-7-2.png, and so on."""
+    others = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in itertools.count(2))
+    return next(name for name in itertools.chain([path], others) if not name.exists())
 
 
 def list_jobs(args: argparse.Namespace, wish: Wish, seed: int) -> list[Job]:
@@ -294,11 +291,8 @@ def draw_job(
     start = time.perf_counter()
     picture = draw(klein, job.prompt, {**options, "seed": job.seed}, watch)
     seconds = time.perf_counter() - start
-    path = job.path
-    if replaces:
-        picture_file.save_picture(picture, path)
-    else:
-        path = take_free_name(number_names(path), lambda draft: picture_file.write_png(picture, draft))
+    path = job.path if replaces else free_name(job.path)
+    picture_file.save_picture(picture, path)
     if prints:
         about = f"{path}: {picture.width}x{picture.height}, {title}, seed {job.seed}, {seconds:.1f} s"
         print(printable(about), flush=True)

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
     if facts.configs is None:  # of a repository that is not here, nothing is known
         fetch_model(args.model, access)
         facts = run_serialized(describe, args.model, args.quantize, dtype=compute_dtype())
-    plan = plan_model_training(facts, examples, settings, quantize=args.quantize)
+    plan = plan_model_training(facts, examples, settings)
     print(f"{len(examples)} pictures of {examples[0].picture.width}x{examples[0].picture.height}. Memory: {plan}.")
     if args.plan:
         return

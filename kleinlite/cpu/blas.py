@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ..errors import FileError
 from .operations import FAST
 
 GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # float32, float64, complex64: all that MLX calls
@@ -84,21 +83,17 @@ def _slots_of(library: _Library) -> dict[str, int]:
 
 
 def _find_slots() -> dict[str, int]:
-    """`_slots_of` the libmlx.so that mlx.core calls; a program may have loaded another one as well."""
+    """`_slots_of` libmlx.so, which mlx.core has loaded."""
     found = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
     def visit(library: Any, size: int, data: Any) -> int:  # no exception could leave it, so it does little
         if os.path.basename(library.contents.name or b"").startswith(b"libmlx.so"):
-            found.append((library.contents.name, _Library.from_buffer_copy(library.contents)))
+            found.append(_Library.from_buffer_copy(library.contents))
         return 0
 
     ctypes.CDLL(None).dl_iterate_phdr(visit, None)
-    beside = os.path.realpath(os.path.dirname(mx.__file__))  # the wheel keeps it in lib/ next to mlx.core
-    own = [library for name, library in found if os.path.realpath(os.fsdecode(name)).startswith(beside + os.sep)]
-    if len(found) > 1 and len(own) != 1:
-        raise FileError(f"{len(found)} libraries are called libmlx.so, and which one MLX calls is not clear")
-    return _slots_of((own or [library for _, library in found])[0]) if found else {}
+    return _slots_of(found[0]) if found else {}
 
 
 def _point_to(addresses: dict[str, int]) -> dict[str, int]:
@@ -108,7 +103,7 @@ def _point_to(addresses: dict[str, int]) -> dict[str, int]:
     mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for name in addresses:
         if mprotect(_slots[name] // page * page, page, 1 | 2):  # read | write; some loaders seal the table
-            raise FileError(ctypes.get_errno(), "mprotect")
+            raise OSError(ctypes.get_errno(), "mprotect")
     before = {}
     for name, address in addresses.items():
         word = ctypes.c_uint64.from_address(_slots[name])
@@ -139,10 +134,6 @@ def _candidates() -> list[Candidate]:
 def _addresses(path: str, prefix: str) -> dict[str, int]:
     """Load a library (for us alone: its names stay out of everybody's sight) and look up GEMMS in it."""
     library = ctypes.CDLL(path)
-    config = library[prefix + "openblas_get_config"]
-    config.restype = ctypes.c_char_p
-    if b"USE64BITINT" in config():
-        raise FileError(f"{path} takes 64-bit sizes, MLX passes 32-bit ones")
     return {name: ctypes.cast(library[prefix + name], ctypes.c_void_p).value or 0 for name in _slots}
 
 
@@ -163,26 +154,6 @@ def _products_are_right() -> bool:
     return True
 
 
-def _threads(candidate: Candidate, count: int = 1) -> int:
-    """Let a library use so many threads; returns how many it used before."""
-    library = ctypes.CDLL(candidate.path)
-    before = library[candidate.prefix + "openblas_get_num_threads"]()
-    library[candidate.prefix + "openblas_set_num_threads"](count)
-    return before
-
-
-def _works(addresses: dict[str, int]) -> dict[str, int] | None:
-    """Make MLX call these; what it called before, or None, and that again, if their products are wrong."""
-    before = _point_to(addresses)
-    right = False
-    try:
-        right = _products_are_right()
-    finally:
-        if not right:
-            _point_to(before)
-    return before if right else None
-
-
 def _use_fast_blas() -> Candidate | None:
     """Make MLX call the first library that is there and right; returns it, None if MLX keeps its own."""
     _slots.update(_find_slots())
@@ -194,10 +165,11 @@ def _use_fast_blas() -> Candidate | None:
             addresses = _addresses(candidate.path, candidate.prefix)
         except (OSError, AttributeError):  # not there, or not what it seems
             continue
-        before = _works(addresses)
-        if before is not None:
-            _original.update(_original or before)
+        before = _point_to(addresses)
+        _original.update(_original or before)
+        if _products_are_right():
             return candidate
+        _point_to(before)
     return None
 
 
@@ -230,16 +202,6 @@ def blas_name() -> str | None:
     return _blas and _blas.name
 
 
-def limit_threads(count: int | None) -> int:
-    """How many threads a product takes; then let it take `count`, if that is a number."""
-    if _blas is None:
-        return 1
-    before = _threads(_blas, count or 1)
-    if count is None:
-        _threads(_blas, before)
-    return before
-
-
 def count_idle_cores() -> int:
     """Cores on which nothing runs at this moment but this thread; 0 or less where programs wait for one."""
     running = Path("/proc/loadavg").read_text("utf-8").split()[3].partition("/")[0]
@@ -255,9 +217,11 @@ def idle_cores_only() -> Iterator[None]:
     if _blas is None:
         yield
         return
-    before = limit_threads(None)
-    limit_threads(max(1, min(before, count_idle_cores())))
+    library = ctypes.CDLL(_blas.path)
+    use = library[_blas.prefix + "openblas_set_num_threads"]
+    most = library[_blas.prefix + "openblas_get_num_threads"]()
+    use(max(1, min(most, count_idle_cores())))
     try:
         yield
     finally:
-        limit_threads(before)
+        use(most)

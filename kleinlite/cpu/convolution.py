@@ -1,4 +1,4 @@
-"""Convolutions, and whatever else goes row by row over a picture, on a Linux CPU.
+"""Convolutions on a Linux CPU.
 
 MLX lays out the neighbourhood of every pixel, nine times the picture for a 3 × 3 filter, and multiplies that. Here:
 
@@ -20,21 +20,15 @@ from .operations import _fast
 STRIP = 8 * 2**20  # bytes of intermediate values at a time: they stay in the processor's cache
 
 
-def conv2d(
-    x: mx.array, weight: mx.array, stride: int = 1, padding: int = 0,
-    bias: mx.array | float = 0.0, before: Callable[[mx.array], mx.array] = lambda x: x,
-) -> mx.array:  # fmt: skip
-    """Convolution with zeros around: (b, H, W, c_in), filters (c_out, k, k, c_in) → (b, H', W', c_out), plus the bias.
-
-    before: what is done to each pixel of x first, such as SiLU. It need not be there for the whole picture at once.
-    """
+def conv2d(x: mx.array, weight: mx.array, stride: int = 1, padding: int = 0, bias: mx.array | float = 0.0) -> mx.array:
+    """Convolution with zeros around: (b, H, W, c_in), filters (c_out, k, k, c_in) → (b, H', W', c_out), plus bias."""
     b, H, W, c = x.shape
     c_out, k = weight.shape[:2]
     height, width = ((side + 2 * padding - k) // stride + 1 for side in (H, W))
     if not _fast(x, weight):
-        return mx.conv2d(before(x), weight, stride, padding) + bias
+        return mx.conv2d(x, weight, stride, padding) + bias
     if (k, stride, padding) == (1, 1, 0):
-        return before(x) @ weight[:, 0, 0].T + bias
+        return x @ weight[:, 0, 0].T + bias
 
     def convolve(x: mx.array) -> mx.array:
         return mx.conv2d(x, weight, stride)
@@ -50,13 +44,12 @@ def conv2d(
         values = 4 * max(c, c_out)
         step = 2
 
-    def strip(first: int, last: int) -> tuple[mx.array, Callable[[mx.array], mx.array]]:
+    def strip(first: int, last: int) -> mx.array:
         top = first * stride - padding
         bottom = (last - 1) * stride - padding + k
         around = [(0, 0), (max(-top, 0), max(bottom - H, 0)), (padding, padding), (0, 0)]
-        return x[
-            :, max(top, 0) : min(bottom, H)
-        ], lambda x: convolve(mx.pad(before(x), around) if padding else before(x)) + bias
+        rows = x[:, max(top, 0) : min(bottom, H)]
+        return convolve(mx.pad(rows, around) if padding else rows) + bias
 
     return _in_strips(strip, height, 4 * b * width * values, step)
 
@@ -86,35 +79,24 @@ def upsample_conv2d(x: mx.array, weight: mx.array, bias: mx.array | float = 0.0)
         y = mx.stack(parts, axis=3).reshape(b, h, W, 2, 2, c_out)  # last but two: odd row? odd column?
         return y.swapaxes(2, 3).reshape(b, 2 * h, 2 * W, c_out)
 
-    def strip(first: int, last: int) -> tuple[mx.array, Callable[[mx.array], mx.array]]:
+    def strip(first: int, last: int) -> mx.array:
         around = [(0, 0), (int(first == 0), int(last == H)), (1, 1), (0, 0)]
-        return x[:, max(first - 1, 0) : last + 1], lambda x: convolve(mx.pad(x, around)) + bias
+        return convolve(mx.pad(x[:, max(first - 1, 0) : last + 1], around)) + bias
 
     return _in_strips(strip, H, 4 * b * W * (8 * c + 8 * c_out))
 
 
-def by_rows(f: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
-    """f(x), where f works on every row (b, 1, W, c) of a picture (b, H, W, c) for itself."""
-    if not _fast(x):
-        return f(x)
-    return _in_strips(lambda first, last: (x[:, first:last], f), x.shape[1], 4 * 4 * x[:, :1].size)
-
-
-def _in_strips(
-    strip: Callable[[int, int], tuple[mx.array, Callable[[mx.array], mx.array]]],
-    height: int, row_bytes: int, step: int = 1,
-) -> mx.array:  # fmt: skip
+def _in_strips(strip: Callable[[int, int], mx.array], height: int, row_bytes: int, step: int = 1) -> mx.array:
     """A picture of this height, a multiple of `step` rows at a time.
 
-    strip: rows first, ..., last - 1 of the result as what they are made of, and the function that makes them. Each is
-    worked out and goes to its place before the next begins, so that nothing large is there twice.
+    strip: makes rows first, ..., last - 1 of the result. Each is worked out and goes to its place before the next
+    begins, so that nothing large is there twice.
     """
     rows = max(1, STRIP // row_bytes // step) * step
     result = mx.zeros((0,))  # until the first strip says what a row becomes
     for first in range(0, height, rows):
         last = min(first + rows, height)
-        x, f = strip(first, last)
-        y = f(x)
+        y = strip(first, last)
         if last - first == height:
             return y
         grown = y.shape[1] // (last - first)

@@ -38,26 +38,6 @@ def _exp(x: mx.array) -> mx.array:
     return p * (t.view(mx.int32) << 23).view(mx.float32)  # ... and n + 127 is how float32 stores 2^n
 
 
-@mx.compile
-def _exp_of_difference(x: mx.array, top: mx.array) -> mx.array:
-    return _exp(x - top)
-
-
-LN2 = math.log(2)
-
-
-@mx.compile
-def _exp2_of_difference(x: mx.array, top: mx.array) -> mx.array:
-    """2^(x - top) where top is at least x: as `_exp`, with a multiplication and a rounding less. 0 from -127 down."""
-    x = mx.maximum(x - top, -127.0)
-    t = x + ROUND
-    r = x - (t - ROUND)
-    r2 = r * r
-    p = (1 + LN2 * r) + (0.49999231 * LN2**2 + 0.16667115 * LN2**3 * r) * r2
-    p = p + (0.041890337 * LN2**4 + 0.0083125015 * LN2**5 * r) * (r2 * r2)
-    return p * (t.view(mx.int32) << 23).view(mx.float32)
-
-
 def _reduce(op: Callable[..., mx.array], x: mx.array) -> mx.array:
     """`op`, such as mx.max, over the last axis, which stays with length 1.
 
@@ -70,35 +50,15 @@ def _reduce(op: Callable[..., mx.array], x: mx.array) -> mx.array:
 
 
 @mx.custom_function
+@mx.compile
 def _fast_weights(x: mx.array) -> mx.array:
-    """2^x, scaled by a number per row so that the largest is 1. The scale is taken for a constant: it cancels later."""
-    return _exp2_of_difference(x, _reduce(mx.max, x))
+    """exp(x), scaled by a number per row so that the largest is 1. The scale cancels later: here it is a constant."""
+    return _exp(x - _reduce(mx.max, x))
 
 
 @_fast_weights.vjp
 def _fast_weights_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
-    return LN2 * (g * y)
-
-
-@mx.custom_function
-def _fast_exp(x: mx.array) -> mx.array:
-    return _exp(x)
-
-
-@_fast_exp.vjp
-def _fast_exp_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
     return g * y
-
-
-@mx.custom_function
-@mx.compile
-def _fast_sigmoid(x: mx.array) -> mx.array:
-    return 1 / (1 + _exp(-x))
-
-
-@_fast_sigmoid.vjp
-def _fast_sigmoid_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
-    return g * y * (1 - y)
 
 
 @mx.custom_function
@@ -114,29 +74,8 @@ def _fast_silu_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
     return g * (s + y * (1 - s))
 
 
-@mx.custom_function
-def _fast_softmax(x: mx.array) -> mx.array:
-    e = _exp_of_difference(x, x.max(axis=-1, keepdims=True))
-    return e * (1 / e.sum(axis=-1, keepdims=True))
-
-
-@_fast_softmax.vjp
-def _fast_softmax_vjp(x: mx.array, g: mx.array, y: mx.array) -> mx.array:
-    return y * (g - (g * y).sum(axis=-1, keepdims=True))
-
-
 def _fast(*arrays: mx.array) -> bool:
     return FAST and all(a.dtype == mx.float32 for a in arrays)
-
-
-def exp(x: mx.array) -> mx.array:
-    """e to the x, value by value."""
-    return cast(mx.array, _fast_exp(x)) if _fast(x) else mx.exp(x)
-
-
-def sigmoid(x: mx.array) -> mx.array:
-    """1 / (1 + exp(-x)), value by value."""
-    return cast(mx.array, _fast_sigmoid(x)) if _fast(x) else mx.sigmoid(x)
 
 
 def silu(x: mx.array) -> mx.array:
@@ -161,7 +100,8 @@ def softmax(x: mx.array, axis: int = -1) -> mx.array:
     """exp(x), scaled so that it adds up to 1 along `axis`."""
     if not _fast(x):
         return mx.softmax(x, axis=axis, precise=True)
-    return cast(mx.array, _fast_softmax(x.swapaxes(axis, -1))).swapaxes(axis, -1)
+    weights = cast(mx.array, _fast_weights(x.swapaxes(axis, -1)))
+    return (weights / weights.sum(axis=-1, keepdims=True)).swapaxes(axis, -1)
 
 
 SCORES = 10 * 2**20  # bytes of scores at a time: they stay in the processor's cache
@@ -183,7 +123,7 @@ def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.arra
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
     (b, nh, s, _) = q.shape
     (nkv, keys) = k.shape[1:3]
-    q = q * (scale / LN2)  # powers of 2 are quicker than powers of e
+    q = q * scale
     k = mx.contiguous(k)  # once, or each product below would do it
     v = mx.contiguous(v)
     shared = nh // nkv

@@ -5,9 +5,6 @@ then cut out by colour and compared by outline (kleinlite/nano/shapes.py); house
 the whole ground. Whatever is there counts, so that a second house is a mistake, and a crown is no star. It has learned
 nothing and so has seen no training picture. On clean drawings it must find at least 99 % of the attributes
 (tests/nano/test_evaluate.py); captions are held-out ones.
-
-Of an edit it asks two things: was the asked change made, and was everything else kept? A model that copies its
-reference keeps everything and changes nothing, so that score stands beside the model's own.
 """
 
 from __future__ import annotations
@@ -43,21 +40,12 @@ from ..scenes import (
     scene_held_out,
 )
 from .shapes import find_shapes
-from .synonyms import reword
 
 SIZE = 96
 DEVELOPMENT = 20_000_000  # scenes from this seed on: nano's recipe was chosen by them
 TEST = 60_000_000  # and these chose nothing
 SKYLINE = 36  # things in a landscape reach no higher
 Attributes = dict[str, str]
-SHOWCASE = [
-    "a red circle above a blue square", "a yellow star on a purple background", "a green triangle left of a pink heart",
-    "a black diamond on a pink background", "a purple heart below an orange circle",
-    "a white square right of a red star",
-    "a yellow sun over a blue sea", "a red house under a yellow sun", "a green tree on white snow at night",
-    "a white boat on a blue sea at sunset", "an orange tree left of a red house under an orange sun",
-    "a blue house on yellow dunes by day",
-]  # fmt: skip
 
 
 def to_array(image: Image.Image) -> mx.array:
@@ -213,26 +201,6 @@ def held_out_captions(count: int, first: int = DEVELOPMENT) -> list[tuple[Scene,
     return [(scene, caption) for caption, scene in scenes.items()]
 
 
-def attributes(scene: Scene) -> Attributes:
-    """Everything that a scene shows, place by place."""
-    known = {f"{what} {t.place}": getattr(t, what) for t in scene.things for what in ("kind", "colour")}
-    for what in ("background", "sky", "ground", "sun_side"):
-        if getattr(scene, what) is not None:
-            known[what.replace("_", " ")] = getattr(scene, what)
-    return known
-
-
-def score_edit(seen: Scene, before: Scene, after: Scene) -> tuple[dict[str, bool], dict[str, bool]]:
-    """Of an edit from `before` to `after`, given what the result shows: which changes were made, what was kept."""
-    old = attributes(before)
-    new = attributes(after)
-    now = attributes(seen)
-    made = {k: now.get(k) == new.get(k) for k in old.keys() | new.keys() if old.get(k) != new.get(k)}
-    kept = {k: now.get(k) == v for k, v in new.items() if old.get(k) == v}
-    kept |= dict.fromkeys(now.keys() - old.keys() - new.keys(), False)  # what came along unasked
-    return made, kept
-
-
 def held_out_edits(count: int, first: int = DEVELOPMENT) -> list[tuple[tuple[Scene, ...], str, Scene]]:
     """`count` edits of held-out scenes with held-out instructions, the same every time."""
     edits = (sample_edit(seed) for seed in itertools.count(first))
@@ -256,15 +224,6 @@ def tally(results: list[dict[str, bool]]) -> tuple[dict[str, float], float, floa
     )
 
 
-def contact_sheet(pictures: list[Image.Image]) -> Image.Image:
-    """Pictures of the judge's size, twelve to a row."""
-    columns = 12
-    sheet = Image.new("RGB", (min(columns, len(pictures)) * SIZE, -(-len(pictures) // columns) * SIZE), "white")
-    for i, picture in enumerate(pictures):
-        sheet.paste(picture, (i % columns * SIZE, i // columns * SIZE))
-    return sheet
-
-
 def draw_all(klein: Klein, prompts: list[str], seed: int = 0, **settings: Any) -> list[Image.Image]:
     """A picture of each prompt, with the seeds from `seed` on."""
     seeds = range(seed, seed + len(prompts))
@@ -274,20 +233,9 @@ def draw_all(klein: Klein, prompts: list[str], seed: int = 0, **settings: Any) -
 
 
 def draw_captions(
-    klein: Klein, count: int, steps: int | None = None, guidance: float | None = None, reworded: bool = False,
-    first: int = DEVELOPMENT,
-) -> tuple[list, list]:  # fmt: skip
-    """Pictures of held-out captions, seeds 0, 1, …, and of each what is right: see `detected`.
-
-    reworded: say the same with synonyms, capitals or without articles (`synonyms.reword`).
-    """
-    cases = held_out_captions(count, first)
-    said = [in_other_words(caption) if reworded else caption for _, caption in cases]
-    pictures = draw_all(klein, said, steps=steps, guidance=guidance)
+    klein: Klein, count: int, steps: int | None = None, guidance: float | None = None
+) -> tuple[list, list]:
+    """Pictures of held-out captions, seeds 0, 1, …, and of each what is right: see `detected`."""
+    cases = held_out_captions(count)
+    pictures = draw_all(klein, [caption for _, caption in cases], steps=steps, guidance=guidance)
     return pictures, examine(pictures, cases)
-
-
-def in_other_words(caption: str) -> str:
-    """Another sentence that says the same."""
-    rng = random.Random(caption)
-    return next(said for said in (reword(rng, caption) for _ in range(1000)) if said != caption)

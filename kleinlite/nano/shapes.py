@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from ..autoencoder import Autoencoder
-from ..scenes import BACKGROUNDS, COLOURS, SHAPES, Scene, Thing, captions, mix_colours, shape_corners
+from ..scenes import COLOURS, SHAPES, mix_colours, shape_corners
 
 SIDE = 96  # of the masks that are compared
 CORE = 20  # pixels of a 96 × 96 picture that a thing must have left when a ring of one pixel is taken away
@@ -150,44 +150,6 @@ def ripple(image: Image.Image) -> float:
     count = mx.maximum(free.sum(), 1)
     mean = (picture * free[..., None]).sum(axis=(0, 1)) / count
     return math.sqrt(float((((picture - mean) ** 2) * free[..., None]).sum() / count) / 3)
-
-
-# ---------------------------------------------------------------- one shape per picture
-
-
-def one_shape_cases() -> list[tuple[Scene, str]]:
-    """84 prompts of one shape: every kind in every colour that a pale background leaves visible, and some more."""
-    found = []
-    for i, kind in enumerate(SHAPES):
-        for j, colour in enumerate(COLOURS):
-            free = [name for name in BACKGROUNDS if name != colour]
-            scene = Scene((Thing(kind, colour, "centre"),), background=free[(i + j) % len(free)], jitter=100 * i + j)
-            said = captions(scene)
-            found.append((scene, said[1]))
-            if (i + j) % 9 in (0, 2, 4, 6, 8):
-                found.append((scene, f"{said[1]} on a {scene.background} background"))
-    return found
-
-
-def one_shape(image: Image.Image, asked: Thing) -> tuple[bool, float, float]:
-    """Whether the largest thing has the asked kind and colour; its overlap with the asked kind; the ripple."""
-    found = cut_out(image)
-    if not found:
-        return False, 0.0, ripple(image)
-    colour, mask = max(found, key=lambda cut: area(cut[1]))
-    by_kind = overlaps(mask)
-    right = max(by_kind, key=by_kind.__getitem__) == asked.kind
-    return right and colour == asked.colour, by_kind[asked.kind], ripple(image)
-
-
-def summary(results: list[tuple[bool, float, float]]) -> dict[str, float]:
-    """Right kinds and their number, mean overlap, the mean of its worst tenth, and the mean ripple."""
-    overlaps = sorted(iou for _, iou, _ in results)
-    worst = overlaps[: max(1, len(overlaps) // 10)]
-    return {
-        "right": sum(ok for ok, _, _ in results), "count": len(results), "iou": sum(overlaps) / len(overlaps),
-        "worst": sum(worst) / len(worst), "ripple": sum(r for *_, r in results) / len(results),
-    }  # fmt: skip
 
 
 def there_and_back(model: Autoencoder, images: list[Image.Image]) -> list[Image.Image]:

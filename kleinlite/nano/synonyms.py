@@ -1,15 +1,4 @@
-"""Other words for the same scene: synonyms, capitals, missing articles; and instructions that ask for nothing.
-
-`captions` says each thing in one way. People do not, so klein-nano also learns from sentences that went through
-`reword`.
-"""
-
-from __future__ import annotations
-
-import random
-import re
-
-from ..scenes import COLOURS, LAND_THINGS, SHAPES, Scene, thing_colours, with_article
+"""Other words that klein-nano has learned for what captions and instructions say in one way."""
 
 SYNONYMS = {
     "circle": ("ball", "disc", "disk", "dot"), "square": ("box", "block", "cube"), "triangle": ("pyramid",),
@@ -25,42 +14,3 @@ SYNONYMS = {
     "add": ("put in", "place"), "make it night": ("turn it into night",), "turn": ("change",),
 }  # fmt: skip
 OPENINGS = ("a picture of ", "an image of ", "draw ", "show me ")
-WORDS = 17  # a sentence that is longer stays as it was: with the chat template it must fit into 32 tokens
-
-
-def reword(rng: random.Random, text: str) -> str:
-    """The same in other words, one time in two; the other time the sentence itself."""
-    if not text or rng.random() < 0.5:
-        return text
-    said = f" {text} "
-    for word in rng.sample(sorted(SYNONYMS), len(SYNONYMS)):
-        if f" {word} " in said and rng.random() < 0.4:
-            said = said.replace(f" {word} ", f" {rng.choice(SYNONYMS[word])} ")
-    said = re.sub(r" an? (?=[aeiou])", " an ", re.sub(r" an (?![aeiou])", " a ", said)).strip()
-    if rng.random() < 0.3:
-        said = re.sub(r"\b(an?|the) ", "", said)
-    elif rng.random() < 0.12 and not said.startswith(("make", "turn", "remove", "change", "add", "put")):
-        said = rng.choice(OPENINGS) + said
-    how = rng.random()
-    if how < 0.3:
-        said = said[:1].upper() + said[1:]
-    elif how < 0.42:
-        said = said.upper() if how < 0.36 else said.title()
-    said += "." if rng.random() < 0.15 else ""
-    return said if len(said.split()) <= WORDS else text
-
-
-def no_op_instruction(rng: random.Random, scene: Scene) -> str:
-    """An instruction about a thing that is not in the scene: the picture should stay as it is."""
-    there = {thing.kind for thing in scene.things}
-    kinds = (
-        thing_colours(scene.ground)
-        if rng.random() < 0.7
-        else {**{kind: tuple(COLOURS) for kind in SHAPES}, **LAND_THINGS}
-    )
-    kind = rng.choice([kind for kind in (*kinds, *SHAPES) if kind not in there])
-    other = rng.choice([k for k in (*SHAPES, *LAND_THINGS) if k != kind])
-    return rng.choice((
-        f"remove the {kind}", f"remove the {kind}", f"make the {kind} {rng.choice(list(COLOURS))}",
-        f"turn the {kind} into {with_article(other)}",
-    ))  # fmt: skip

@@ -1,6 +1,7 @@
 """A folder of pictures to learn from: `dog.png`, its caption in `dog.txt` and, for an edit, `dog_ref.png` before it."""
 
 import logging
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -34,12 +35,18 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     Raises ValueError, which names the files, for whatever could not be learned from.
     """
     if size:
-        check_size(*size)
+        if math.prod(size) > MOST_PIXELS:
+            raise UserError(
+                f"Pictures of {size[0]}x{size[1]} are too large to learn from: take at most 1024x1024 pixels."
+            )
+        check_side(size[0], "width")
+        check_side(size[1], "height")
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: name one with pictures and their captions, dog.png and dog.txt.")
     there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))  # a Mac's ._dog.png is hidden
-    files = [path for path in there if path.suffix.lower() in list_endings() and path.is_file()]
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    files = [path for path in there if path.suffix.lower() in endings and path.is_file()]
     last = {path.stem: path for path in files}
     twice = [path for path in files if last[path.stem] != path]
     if twice:
@@ -47,33 +54,15 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     named = {path: found[1] if (found := REFERENCE.fullmatch(path.stem)) else None for path in files}
     targets = {path.stem: path for path in files if named[path] is None}
     before = {stem: [path for path in files if named[path] == stem] for stem in targets}
-    check_captions(there, files)
-    check_names(folder, targets, before, [path for path in files if named[path] not in (None, *targets)])
+    check_captions(there, [path for path in files if named[path] in (None, *targets)])
+    check_names(folder, targets, before)
     captions = {stem: read_caption(path.with_suffix(".txt")) for stem, path in targets.items()}
     examples = [
-        Example(
-            stem,
-            read_reference(path, size),
-            captions[stem],
-            tuple(read_reference(p, size) for p in before[stem]),
-        )
+        Example(stem, read_reference(path, size), captions[stem], tuple(read_reference(p, size) for p in before[stem]))
         for stem, path in targets.items()
     ]
     check_sizes(folder, examples)
     return examples
-
-
-def check_size(width: int, height: int) -> None:
-    """Refuse a size that the pictures would not get, before any is scaled to it."""
-    if width * height > MOST_PIXELS:
-        raise UserError(f"Pictures of {width}x{height} are too large to learn from: take at most 1024x1024 pixels.")
-    for side, name in ((width, "width"), (height, "height")):
-        check_side(side, name)
-
-
-def list_endings() -> set[str]:
-    """The endings of the pictures that Pillow reads."""
-    return {ending for ending, format in Image.registered_extensions().items() if format in Image.OPEN}
 
 
 def check_captions(there: list[Path], files: list[Path]) -> None:
@@ -89,15 +78,11 @@ def check_captions(there: list[Path], files: list[Path]) -> None:
         logging.getLogger("kleinlite").warning("%s", f"Nothing is learned from {first_few(left)}.")
 
 
-def check_names(folder: Path, targets: dict[str, Path], before: dict[str, list[Path]], lonely: list[Path]) -> None:
+def check_names(folder: Path, targets: dict[str, Path], before: dict[str, list[Path]]) -> None:
     """Refuse a folder in which something is missing, before any picture is read."""
     if len(targets) < 2:
         what = "no picture" if not targets else "one picture"
         raise UserError(f"There is {what} in {folder} (PNG, JPEG, WebP, …): it takes two or more, best 10 to 50.")
-    if lonely:
-        raise UserError(
-            f"{first_few(lonely)}: what it is a reference for is missing, a picture named like it without _ref."
-        )
     if missing := [path.with_suffix(".txt") for path in targets.values() if not path.with_suffix(".txt").is_file()]:
         raise UserError(
             f"{first_few(missing)} missing: every picture needs a caption, in a text file of the same name."

@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,18 @@ from ..lora import attach, freeze_except, new_deltas
 from ..models.describe import check_base
 from ..models.files import read_json
 from ..models.lora_files import open_adapter, write_adapter
-from ..pipeline import encode_references, to_images, to_pixels, velocity_field
+from ..pipeline import encode_references, guided_field, to_images, to_pixels, velocity_field
 from ..position_ids import image_ids, reference_ids, text_ids
 from ..quantization import QuantizedLinear
-from ..sampling import classifier_free_guidance, euler, noise, schedule
+from ..sampling import euler, noise, schedule
 from ..text_encoder import tokenize
 from ..training import learning_rate, shifted_times, velocity_loss
 from ..transformer import Transformer
 from .checkpointing import enable_gradient_checkpointing
 from .folder import Example
-from .run import Run, lock_folder, read_arrays, read_step, train_with_progress, write_arrays
+from .run import Run, lock_folder, read_arrays, train_with_progress, write_arrays
 from .settings import Settings, default_rate
 
-SAMPLED = 2000  # places of a weight file that tell its content from another's: 8 MB are read at most
 LEVELS = (0.2, 0.4, 0.6, 0.8)  # noise levels at which held-out pictures are judged
 FEW = 20  # of fewer examples none is held out
 SAMPLES = 4  # captions in the grid of samples, held-out ones first
@@ -94,16 +92,14 @@ class EncodedExamples:
 
 
 def is_encoded(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a file holds finite arrays of these shapes; what is cut short or damaged is encoded again."""
+    """Whether a file holds arrays of these shapes; what is cut short or damaged is encoded again."""
     if not path.is_file():
         return False
     try:
         arrays, _ = read_arrays(path)
-        return {name: w.shape for name, w in arrays.items()} == shapes and all(
-            mx.isfinite(w).all().item() for w in arrays.values()
-        )
     except UserError:
         return False
+    return {name: w.shape for name, w in arrays.items()} == shapes
 
 
 def check_captions(klein: Klein, examples: Sequence[Example]) -> None:
@@ -157,7 +153,7 @@ def accumulating_step(count: int) -> Callable[..., Callable[..., mx.array]]:
             value = mx.array(0.0)
             total: Any = None
             for batch in batches:  # each opens its files when it is its turn
-                batch_loss, grads = nn.average_gradients(gradients(*batch))
+                batch_loss, grads = gradients(*batch)
                 total = grads if total is None else tree_map(mx.add, total, grads)
                 value = value + batch_loss / count
                 mx.eval(value, total)  # one batch at a time in memory
@@ -168,21 +164,6 @@ def accumulating_step(count: int) -> Callable[..., Callable[..., mx.array]]:
         return update
 
     return make
-
-
-def hash_weights(klein: Klein) -> str:
-    """What tells one content of a model's weight files from another: their sizes, and bytes from places all over."""
-    digest = hashlib.sha256()
-    files = klein._model.checkpoint.files
-    for part in sorted(files):
-        for path in sorted(files[part].files):
-            digest.update(str(path.stat().st_size).encode())
-            with path.open("rb") as file:
-                step = max(1, path.stat().st_size // SAMPLED)
-                for offset in range(0, path.stat().st_size, step):
-                    file.seek(offset)
-                    digest.update(file.read(min(step, 4096)))
-    return digest.hexdigest()
 
 
 class LoraTrainer:
@@ -226,7 +207,6 @@ class LoraTrainer:
         klein = self.klein
         this = {"model": klein.info.name, "quantize": klein._model.checkpoint.quantize, **asdict(self.settings)}
         this["examples"] = pixels.hexdigest()
-        this["weights"] = hash_weights(klein)
         was = read_json(path) if path.exists() else this
         if was.get("steps", 0) < self.settings.steps:  # the learning rate falls anew, by the longer schedule
             was["steps"] = self.settings.steps
@@ -242,11 +222,6 @@ class LoraTrainer:
         """Go on until the last step; the adapter's file. Ctrl-C leaves everything to go on from."""
         s = self.settings
         with lock_folder(self.folder):
-            if (there := read_step(self.run.path)) != self.run.step:
-                raise UserError(
-                    f"{self.run.path} is at step {there} and this training at {self.run.step}: another one has gone on "
-                    "here, or this one was broken off, so start it again."
-                )
             if self.run.step < s.steps:
                 if self.run.step and self.run.step % s.every == 0 and not self.is_reported():
                     self.report()  # the last start was killed before it could
@@ -273,24 +248,18 @@ class LoraTrainer:
         t = shifted_times(k_time, s.batch, self.shift)
         return clean.astype(txt.dtype), txt, t, eps, self.rope, references.astype(txt.dtype)
 
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        """With the moving average as the adapter's weights."""
-        now = self.net.trainable_parameters()
-        self.net.update(self.run.average)
-        try:
-            yield
-        finally:
-            self.net.update(now)
-
     def report(self) -> str:
         """Write the adapter, the samples and the loss on held-out examples; the last two in words, too."""
         samples = self.folder / f"samples-{self.run.step:05}.png"
-        with self.averaged_weights():
+        now = self.net.trainable_parameters()
+        self.net.update(self.run.average)  # the adapter is the moving average
+        try:
             loss = self.validate()
             write_adapter(self.out, self.deltas, layout=self.settings.layout, trained=self.describe())
             with replace_file(samples) as draft:
                 self.draw_samples().save(draft, format="PNG")
+        finally:
+            self.net.update(now)
         told = f"samples in {samples}"
         if loss is None:
             return told
@@ -341,10 +310,7 @@ class LoraTrainer:
             shown = [tokens.reshape(1, *grid, 128) for tokens, grid in pieces]
             field = velocity_field(self.net, txt, (gh, gw), shown)
             without = velocity_field(self.net, empty, (gh, gw), shown)
-
-            def guided(x: mx.array, t: float, *_: Any, a: Any = field, b: Any = without) -> mx.array:
-                return classifier_free_guidance(a(x, t), b(x, t), SAMPLE_GUIDANCE)
-
+            guided = guided_field([field, without], SAMPLE_GUIDANCE)
             for step in euler(guided, noise(0, gh * gw), schedule(SAMPLE_STEPS, gh * gw)):
                 latents = step.latents
             pictures += to_images(self.klein.parts.load("autoencoder").decode(latents.reshape(1, gh, gw, -1)))

@@ -16,9 +16,7 @@ from ..inference.memory_plan import compute_dtype, plan_memory
 from ..lora import rank_at
 from ..models.describe import ModelFacts, check_trains
 from ..models.families import family_of
-from ..models.formats import find_quant_spec
 from ..models.lora_files import matrix_shapes
-from ..quantization import QUANT_SPECS
 from ..text_encoder import TextEncoderConfig
 from .folder import Example
 from .settings import Settings
@@ -31,15 +29,13 @@ COPIES = 6  # of the adapter, in float32: weights, average, gradients, their sum
 
 
 class TrainingPlan(NamedTuple):
-    """Bytes: of each stage, what the last consists of, and of the examples' pictures, which stay meanwhile."""
+    """Bytes: of each stage, and what the last consists of."""
 
     features: int
     latents: int
     weights: int
     adapter: int
     activations: int
-    pictures: int = 0
-    quantizable: bool = True  # whether 4 bits per weight would be fewer
 
     @property
     def training(self) -> int:
@@ -47,7 +43,7 @@ class TrainingPlan(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        return self.pictures + max(self.features, self.latents, self.training)
+        return max(self.features, self.latents, self.training)
 
     def __str__(self) -> str:
         def gb(n: float) -> str:
@@ -55,8 +51,7 @@ class TrainingPlan(NamedTuple):
 
         return (
             f"features {gb(self.features)}, then latents {gb(self.latents)}, then training {gb(self.training)} "
-            f"(weights {gb(self.weights)}, adapter {gb(self.adapter)}, activations {gb(self.activations)}), "
-            f"pictures {gb(self.pictures)}"
+            f"(weights {gb(self.weights)}, adapter {gb(self.adapter)}, activations {gb(self.activations)})"
         )
 
 
@@ -92,36 +87,24 @@ def plan_training(
     )
 
 
-def plan_model_training(
-    facts: ModelFacts, examples: Sequence[Example], settings: Settings, *, quantize: int | str | None = None
-) -> TrainingPlan:
+def plan_model_training(facts: ModelFacts, examples: Sequence[Example], settings: Settings) -> TrainingPlan:
     """For a model that `describe` knows."""
     example = examples[0]  # all have its sizes
     w, h = example.picture.size
     reference_tokens = sum(picture.width * picture.height // 256 for picture in example.references)
     assert facts.configs is not None
     transformer, text_encoder, autoencoder = facts.configs
-    plan = plan_training(
+    return plan_training(
         transformer, text_encoder, autoencoder, width=w, height=h, bits=facts.bits, rank=settings.rank,
         b=settings.batch, reference_tokens=reference_tokens,
     )  # fmt: skip
-    spec = find_quant_spec(quantize)
-    wider = spec is None or spec.bits_per_weight > QUANT_SPECS[4].bits_per_weight
-    pixels = sum(picture.width * picture.height for picture in (example.picture, *example.references))
-    return plan._replace(pictures=3 * pixels * len(examples), quantizable=wider and not facts.is_quantized)
 
 
 def check_plan(plan: TrainingPlan) -> None:
     """Refuse what has no chance to fit, with the ways out."""
     total = machine_memory()[0]
     if plan.peak_bytes > total:
-        ways = ["take smaller pictures with --size"]
-        if plan.quantizable:
-            ways.insert(0, "quantize the weights with --quantize 4")
-        largest = plan.peak_bytes - plan.pictures
-        if plan.training == largest and plan.adapter > max(plan.weights, plan.activations):
-            ways.insert(0, "take a smaller --rank")
         raise MemoryLimitError(
             f"Training takes {plan.peak_bytes / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB: "
-            f"{', or '.join(ways)}."
+            "quantize the weights with --quantize 4, or take smaller pictures with --size or a smaller --rank."
         )

@@ -1,4 +1,4 @@
-// The explorers of chapters 0, 1, 2, 4 and 5: the notebooks' widgets, with the same controls, where their stills stand.
+// The explorers of chapters 0, 2, 4 and 5: the notebooks' widgets, with the same controls, where their stills stand.
 import { empiricalMu, imageIds, ropeTable, schedule } from "./klein.js";
 import { BYTES, SIZE } from "./model.js";
 import { make, megabytes, paint, Painter } from "./painter.js";
@@ -176,52 +176,6 @@ function onDemand(place, still, begin) {
   };
 }
 
-function latentExplorer(place, { gh, gw, channels }, steps) {
-  const { latents, rgba } = steps.at(-1),
-    before = { rgba, width: 16 * gw, height: 16 * gh },
-    now = { channel: Math.min(52, channels - 1), push: 3 };
-  const [first, second, third] = [0, 1, 2].map(() => make("canvas")),
-    captions = [0, 1, 2].map(() => make("figcaption"));
-  let asked = 0;
-  const draw = async () => {
-    const mine = ++asked,
-      pushed = latents.map((value, i) => (i % channels === now.channel ? value + now.push : value));
-    const after = await painter.ask("decode", { latents: pushed, gh, gw });
-    if (mine !== asked) return;
-    const apart = Array.from({ length: before.width * before.height }, (_, i) =>
-      [0, 1, 2].reduce((sum, c) => sum + Math.abs(after.rgba[4 * i + c] - rgba[4 * i + c]) / 3, 0),
-    );
-    const most = Math.max(1, ...apart);
-    paint(first, before);
-    paint(second, after);
-    heat(third, apart, before.height, before.width, { min: 0, max: most });
-    captions[0].textContent = "decoded";
-    captions[1].textContent = `channel ${now.channel}, ${now.push >= 0 ? "+" : "−"}${Math.abs(now.push).toFixed(1)}`;
-    captions[2].textContent = `difference: up to ${most.toFixed(0)} levels of 255`;
-  };
-  place.append(
-    make(
-      "div.row",
-      {},
-      slider("channel", { min: 0, max: channels - 1, value: now.channel }, (v) => {
-        now.channel = v;
-        draw();
-      }),
-      slider(
-        "push",
-        { min: -6, max: 6, step: 0.5, value: now.push },
-        (v) => {
-          now.push = v;
-          draw();
-        },
-        (v) => v.toFixed(1),
-      ),
-    ),
-    make("div.row.maps", {}, ...[first, second, third].map((canvas, i) => figure(canvas, captions[i]))),
-  );
-  draw();
-}
-
 function attentionViewer(place, read, steps) {
   const { gh, gw, m, s, heads, blocks, tokens } = read,
     n = gh * gw,
@@ -285,7 +239,7 @@ function attentionViewer(place, read, steps) {
 }
 
 const ALIVE = { schedule_explorer: scheduleExplorer, rope_explorer: ropeExplorer, toy: showToy },
-  LATER = { latent_explorer: latentExplorer, attention_viewer: attentionViewer };
+  LATER = { attention_viewer: attentionViewer };
 for (const still of document.querySelectorAll("[data-explorer]")) {
   const kind = still.dataset.explorer,
     place = make("div.live.explorer");

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from kleinlite import Klein
-from kleinlite.nano.evaluate import SHOWCASE
+from recipe.evaluate import SHOWCASE
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD, FAVICON = ROOT / "notebooks" / "images" / "card.png", ROOT / "site" / "theme" / "favicon.png"

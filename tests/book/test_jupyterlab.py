@@ -86,7 +86,7 @@ def lab(tmp_path_factory, folder):
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
         f"--ServerApp.root_dir={folder}", "--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.news_url=",
         "--LabApp.expose_app_in_browser=True", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        "--ContentsManager.pre_save_hook=kleinlite.book.lab.keep_metadata",
+        "--ContentsManager.pre_save_hook=tools.lab.keep_metadata",
     ]  # fmt: skip
     address, log = f"http://127.0.0.1:{port}", home / "log"
     with log.open("w") as out:

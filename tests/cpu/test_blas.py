@@ -5,7 +5,6 @@ import ctypes
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -110,7 +109,7 @@ def test_off_switch():
     code = """
 cpu.setup()
 x = mx.random.normal((50,)) * 9
-print(cpu.FAST, cpu.blas_name(), blas._slots, mx.array_equal(cpu.exp(x), mx.exp(x)).item())
+print(cpu.FAST, cpu.blas_name(), blas._slots, mx.array_equal(cpu.silu(x), x * mx.sigmoid(x)).item())
 """
     assert fresh(code, KLEINLITE_CPU="off") == ("False None {} True\n", "")
 
@@ -148,38 +147,10 @@ cpu.setup(); print(cpu.blas_name())
 
 
 @linux
-def test_with_two_libraries_called_libmlx_the_right_one_is_changed(tmp_path):
-    """Another program's libmlx.so, loaded before: MLX's own table is the one that counts."""
-    if not installed():
-        pytest.skip("no fast BLAS is installed; pip install scipy-openblas32")
-    own = Path(mx.__file__).parent / "lib" / "libmlx.so"
-    (tmp_path / "libmlx.so").write_bytes(own.read_bytes())
-    code = f"""
-import ctypes
-ctypes.CDLL({str(tmp_path / "libmlx.so")!r})
-cpu.setup()
-maps = [line.split() for line in open("/proc/self/maps")]
-slot = blas._slots["cblas_sgemm"]
-[where] = [m[-1] for m in maps if int(m[0].split("-")[0], 16) <= slot < int(m[0].split("-")[1], 16)]
-print(where, len([m for m in maps if m[-1].endswith("libmlx.so")]) > 5, cpu.blas_name() is not None)
-"""
-    assert fresh(code) == (f"{own} True True\n", "")
-
-
-@linux
-def test_a_library_that_cannot_be_told_apart_is_left_alone():
-    out, err = fresh("blas.mx.__file__ = '/elsewhere/core.so'; import ctypes, shutil, tempfile, glob, mlx\n"
-        "from pathlib import Path; d = tempfile.TemporaryDirectory()\n"
-        "shutil.copy(Path(list(mlx.__path__)[0]) / 'lib' / 'libmlx.so', d.name)\n"
-        "ctypes.CDLL(d.name + '/libmlx.so'); cpu.setup(); print(cpu.blas_name())")  # fmt: skip
-    assert out == "None\n" and err.count("\n") == 1 and "2 libraries are called libmlx.so" in err
-
-
-@linux
 def test_without_a_compiler(tmp_path):
     """No g++, and none of its earlier work in the temporary folder: MLX runs the operations one by one."""
     out, err = fresh(
-        "x = mx.linspace(-80, 80, 101); print((mx.abs(cpu.exp(x) / mx.exp(x) - 1).max() < 1e-5).item(),"
+        "x = mx.linspace(-80, 80, 101); print(mx.abs(cpu.silu(x) - x * mx.sigmoid(x)).max().item() < 1e-5,"
         "mx.abs(cpu.softmax(x) - mx.softmax(x)).max().item() < 1e-6)",
         PATH="/nowhere",
         TMPDIR=str(tmp_path),
@@ -191,7 +162,8 @@ def test_without_a_compiler(tmp_path):
 def test_products_of_a_small_model_leave_busy_cores_alone(running, threads, monkeypatch):
     counts = [4]
     monkeypatch.setattr(blas, "_blas", blas.Candidate("a library", "", ""))
-    monkeypatch.setattr(blas, "_threads", lambda candidate, count=1: (counts[-1], counts.append(count))[0])
+    library = {"openblas_get_num_threads": lambda: counts[-1], "openblas_set_num_threads": counts.append}
+    monkeypatch.setattr(blas.ctypes, "CDLL", lambda path: library)
     monkeypatch.setattr(blas.os, "cpu_count", lambda: 4)
     monkeypatch.setattr(blas.Path, "read_text", lambda *_: f"0.5 0.6 0.7 {running}/123 4567\n")
     with cpu.idle_cores_only():

@@ -9,6 +9,7 @@ from peak_memory import peak_memory
 from tiers import slow
 
 from kleinlite import cpu
+from kleinlite.cpu.operations import _exp
 
 
 @linux
@@ -18,7 +19,7 @@ def test_exp_is_within_rounding_of_the_value(compiled):
     if not compiled:  # as under mx.grad, or where there is no g++
         mx.disable_compile()
     try:
-        y = cpu.exp(x).tolist()
+        y = _exp(x).tolist()
     finally:
         mx.enable_compile()
     assert max(abs(b / math.exp(a) - 1) for a, b in zip(x.tolist(), y)) <= 3e-7
@@ -27,9 +28,8 @@ def test_exp_is_within_rounding_of_the_value(compiled):
 @linux
 def test_exp_at_the_ends():
     inf = math.inf
-    assert cpu.exp(mx.array([-inf, -3e38, -1000, -88, 0, 89, 1000, inf])).tolist() == [0] * 4 + [1] + [inf] * 3
-    assert math.isnan(cpu.exp(mx.array(math.nan)).item())  # must not turn into a number
-    assert mx.grad(lambda x: cpu.exp(x).sum())(mx.array([-inf, -1000.0, 0])).tolist() == [0, 0, 1]
+    assert _exp(mx.array([-inf, -3e38, -1000, -88, 0, 89, 1000, inf])).tolist() == [0] * 4 + [1] + [inf] * 3
+    assert math.isnan(_exp(mx.array(math.nan)).item())  # must not turn into a number
 
 
 @pytest.mark.parametrize("shape", [(), (3, 5, 17), (2, 0)])
@@ -38,11 +38,9 @@ def test_values_one_by_one(shape):
     if x.size == 0:
         assert cpu.silu(x).shape == shape
         return
-    assert agree(cpu.sigmoid, mx.sigmoid, x)
     assert agree(cpu.silu, lambda x: x * mx.sigmoid(x), x)
     row = [normal(*shape[-1:], seed=i) for i in (1, 2, 3)]
     assert agree(cpu.affine, lambda x, mean, scale, shift: (x - mean) * scale + shift, x, *row)
-    assert agree(lambda x: cpu.exp(x / 4), lambda x: mx.exp(x / 4), x)
 
 
 @pytest.mark.parametrize("axis", [-1, 0, 1])
@@ -69,7 +67,7 @@ def test_half_of_a_large_array():
 
 def test_large_values_stay_numbers():
     x = mx.array([[-3e38, -1e4, -100, 0, 100, 1e4, 1e30]])
-    for own, theirs in ((cpu.sigmoid, mx.sigmoid), (cpu.softmax, lambda x: mx.softmax(x, axis=-1))):
+    for own, theirs in ((cpu.silu, lambda x: x * mx.sigmoid(x)), (cpu.softmax, lambda x: mx.softmax(x, axis=-1))):
         for f in (lambda f, x: f(x), lambda f, x: mx.grad(lambda x: f(x).sum())(x)):
             assert close(f(own, x), f(theirs, x), 1e-7)
     assert cpu.silu(x).tolist()[0][3:] == x.tolist()[0][3:]
@@ -80,7 +78,7 @@ def test_large_values_stay_numbers():
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_other_types_are_left_to_mlx(dtype):
     x, q = normal(3, 8).astype(dtype), normal(1, 2, 5, 8).astype(dtype)
-    assert mx.array_equal(cpu.exp(x), mx.exp(x)) and mx.array_equal(cpu.sigmoid(x), mx.sigmoid(x))
+    assert mx.array_equal(cpu.silu(x), x * mx.sigmoid(x))
     assert mx.array_equal(cpu.softmax(x), mx.softmax(x, axis=-1, precise=True))
     theirs = mx.fast.scaled_dot_product_attention(q, q, q, scale=0.3, mask=None)
     assert mx.array_equal(cpu.attention(q, q, q, 0.3), theirs)

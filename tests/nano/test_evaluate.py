@@ -13,11 +13,11 @@ from kleinlite.nano.evaluate import (
     held_out_edits,
     judge,
     requested,
-    score_edit,
     tally,
 )
 from kleinlite.pipeline import to_images
 from kleinlite.scenes import Scene, Thing, captions, draw, sample
+from recipe.evaluate import score_edit
 
 SCENES = [sample(seed) for seed in range(30_000_000, 30_000_080)]
 

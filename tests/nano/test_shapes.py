@@ -8,8 +8,9 @@ import pytest
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from kleinlite.nano.evaluate import detected, judge, requested
-from kleinlite.nano.shapes import find_shapes, one_shape, one_shape_cases, ripple, summary
+from kleinlite.nano.shapes import find_shapes, ripple
 from kleinlite.scenes import COLOURS, SHAPES, Scene, Thing, captions, draw
+from recipe.one_shape import one_shape, one_shape_cases, summary
 
 STAR = Thing("star", "red", "centre")
 BLUE = (184, 212, 244)

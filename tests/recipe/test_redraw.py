@@ -20,12 +20,12 @@ from kleinlite.scenes import (
     draw,
     draw_shapes,
     held_out,
-    sample_one,
     scene_held_out,
     shape_spots,
 )
 from kleinlite.training import Batch, encode_batch
 from recipe import redraw
+from recipe.curriculum import sample_one
 from recipe.training import stay_loss
 
 STAR = Scene((Thing("star", "blue", "left"),), background="yellow", jitter=3)

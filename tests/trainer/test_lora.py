@@ -24,7 +24,7 @@ from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import Checkpoint, resolve_model
 from kleinlite.models.lora_files import open_adapter
 from kleinlite.text_encoder import TextEncoder
-from kleinlite.trainer import memory_plan as plan_module, run as run_module
+from kleinlite.trainer import memory_plan as plan_module
 from kleinlite.trainer.folder import Example, read_folder
 from kleinlite.trainer.lora import LoraTrainer, accumulating_step, split_examples
 from kleinlite.trainer.run import lock_folder
@@ -44,12 +44,10 @@ def test_of_few_examples_none_is_held_out():
 
 
 @pytest.mark.slow
-def test_without_held_out_examples_the_samples_are_named(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run_module, "TIMED_STEPS", 3)
+def test_without_held_out_examples_the_samples_are_named(folder, tmp_path, capsys):
     trainer = trained(folder, tmp_path / "x.safetensors", replace(QUICK, held_out=None))
     out = "".join(capsys.readouterr())
     assert "x 4: loss" in out and f"samples in {trainer.folder / 'samples-00004.png'}" in out
-    assert "x: about 1 min for 1 more steps" in out
     assert "held out" not in out and not (trainer.folder / "held-out.csv").exists()
 
 
@@ -128,8 +126,8 @@ def test_stopped_and_gone_on_is_as_not_stopped(folder, tmp_path, monkeypatch):
             trained(folder, tmp_path / "halves.safetensors")
     halves = trained(folder, tmp_path / "halves.safetensors")
     assert halves.run.step == whole.run.step == 4
-    pairs = zip(tree_flatten(whole.run.average), tree_flatten(halves.run.average))
-    assert all(mx.allclose(a, b, atol=1e-6) for (_, a), (_, b) in pairs)
+    a, b = (dict(tree_flatten(trainer.run.average)) for trainer in (whole, halves))
+    assert a.keys() == b.keys() and all(mx.allclose(a[name], b[name], atol=1e-6) for name in a)
 
 
 def test_the_adapter_is_the_moving_average(folder, tmp_path):
@@ -174,14 +172,6 @@ def test_one_start_at_a_time(folder, tmp_path):
     with lock_folder(tmp_path / "x.training"), pytest.raises(ValueError, match="Another training is at work"):
         trained(folder, tmp_path / "x.safetensors")
     assert not (tmp_path / "x.training" / "training.json").exists()
-
-
-def test_where_another_has_gone_on(folder, tmp_path):
-    klein, examples = Klein.from_pretrained("nano-base"), read_folder(folder)
-    early = LoraTrainer(klein, examples, tmp_path / "x.safetensors", QUICK)
-    trained(folder, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="is at step 4 and this training at 0: another one has gone on here"):
-        early.train()
 
 
 def test_a_distilled_model_is_refused(folder, tmp_path):
@@ -277,7 +267,6 @@ DAMAGES = {
     "empty": lambda path: path.write_bytes(b""),
     "zeros": lambda path: path.write_bytes(bytes(len(path.read_bytes()))),
     "of another shape": lambda path: rewrite(path, lambda w: w[:, :1]),
-    "not finite": lambda path: rewrite(path, lambda w: mx.full(w.shape, mx.nan)),
     "of other names": lambda path: mx.save_safetensors(str(path), {"x": mx.zeros(3)}),
     "gone": lambda path: path.unlink(),
     "shifted": lambda path: shift_numbers(path),

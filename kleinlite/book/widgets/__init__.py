@@ -1,4 +1,4 @@
-"""Things to play with in Jupyter: a playground and four explorers, thin over the rest of the package.
+"""Things to play with in Jupyter: a playground and three explorers, thin over the rest of the package.
 
 >>> from kleinlite.book import widgets
 >>> widgets.playground()
@@ -8,7 +8,7 @@ one: set a value, call `click()`. Where no widget can live, on the site or in a 
 its `still` picture. Both are outputs of its cell; the controls hide the picture while their kernel lives.
 """
 
-from .explorers import attention_viewer, latent_explorer, rope_explorer, schedule_explorer
+from .explorers import attention_viewer, rope_explorer, schedule_explorer
 from .playground import playground
 
-__all__ = ["attention_viewer", "latent_explorer", "playground", "rope_explorer", "schedule_explorer"]
+__all__ = ["attention_viewer", "playground", "rope_explorer", "schedule_explorer"]

@@ -1,4 +1,4 @@
-"""Four explorers: sliders over a figure that is drawn again whenever one of them moves."""
+"""Three explorers: sliders over a figure that is drawn again whenever one of them moves."""
 
 import math
 import re
@@ -12,14 +12,13 @@ from PIL import Image
 
 from ...errors import UserError
 from ...inside import record_attention
-from ...klein import Klein, as_reference
-from ...pipeline import to_images, to_pixels
+from ...klein import Klein
 from ...position_ids import apply_rope, image_ids, rope_table
 from ...sampling import empirical_mu, schedule
 from ...text_encoder import TEMPLATE
 from .panel import Clickable, Panel, make_row, show_pictures, to_png
 
-__all__ = ["attention_viewer", "latent_explorer", "rope_explorer", "schedule_explorer"]
+__all__ = ["attention_viewer", "rope_explorer", "schedule_explorer"]
 
 
 def make_explorer(draw: Callable[..., Figure], picture: ipw.Image | Clickable, **controls: ipw.Widget) -> Panel:
@@ -97,12 +96,11 @@ def rope_explorer(grid: int = 16) -> Panel:
     return make_explorer(draw, maps, **sides, among=ipw.ToggleButtons(options=pictures))
 
 
-def attention_viewer(klein: Klein, prompt: str, seed: int = 7, size: int | None = None) -> Panel:
+def attention_viewer(klein: Klein, prompt: str) -> Panel:
     """Which patches look at a word of the prompt: in which block, at which step."""
     if not prompt.split():
         raise UserError("There is no word in the prompt to look at: give it one.")
-    sides = {} if size is None else {"width": size, "height": size}
-    steps, maps = record_attention(klein, prompt, seed=seed, **sides)
+    steps, maps = record_attention(klein, prompt, seed=7)
     previews = [cast(Image.Image, step.preview()) for step in steps]  # of one prompt
     start = TEMPLATE.index("{}")
     gh = previews[0].height // 16
@@ -136,25 +134,3 @@ def attention_viewer(klein: Klein, prompt: str, seed: int = 7, size: int | None 
         step=ipw.IntSlider((len(steps) + 1) // 2, 1, len(steps)),
         block=ipw.SelectionSlider(options=[(name, i - 1) for i, name in enumerate(blocks)]),
     )
-
-
-def latent_explorer(klein: Klein, picture: Image.Image) -> Panel:
-    """Push one of the 128 packed channels up or down in every patch, and see what the decoder makes of it."""
-    latents = klein.autoencoder.encode(to_pixels(as_reference(picture)))  # (1, gh, gw, 128)
-    before = klein.autoencoder.decode(latents)
-
-    def draw(channel: int, push: float) -> Figure:
-        after = klein.autoencoder.decode(latents + push * (mx.arange(latents.shape[-1]) == channel))
-        figure = Figure(figsize=(7.2, 2.4), layout="constrained")
-        *left, right = figure.subplots(1, 3)
-        show_pictures(left, {"decoded": to_images(before)[0], f"channel {channel}, {push:+.1f}": to_images(after)[0]})
-        levels = 127.5 * mx.abs(after - before)[0].mean(axis=-1)
-        shown = right.imshow(levels.tolist(), vmin=0, vmax=max(1.0, float(levels.max())))
-        right.set_title("difference")
-        right.axis("off")
-        figure.colorbar(shown, ax=right, label="levels of 255")
-        return figure
-
-    channel = ipw.IntSlider(52, 0, latents.shape[-1] - 1)
-    push = ipw.FloatSlider(3.0, min=-6, max=6, step=0.5)
-    return make_explorer(draw, ipw.Image(), channel=channel, push=push)

@@ -93,7 +93,7 @@ class Panel(ipw.VBox):
 
 
 def to_png(picture: Image.Image | Figure) -> bytes:
-    """A picture, or a figure with twice the pixels of its place (see `plots.finish`), as a PNG file's bytes."""
+    """A picture, or a figure with twice the pixels of its place, as a PNG file's bytes."""
     file = io.BytesIO()
     if isinstance(picture, Figure):
         picture.savefig(file, dpi=2 * picture.dpi)

@@ -4,11 +4,10 @@ import io
 import json
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from html import escape
-from queue import SimpleQueue
 from time import perf_counter as clock
-from typing import Any
+from typing import Any, cast
 
 import ipywidgets as ipw
 from matplotlib.figure import Figure
@@ -26,60 +25,22 @@ __all__ = ["Playground", "playground"]
 PROMPT = "a red house under a yellow sun"
 
 
-CELLS = 8  # on a side of a picture, for a mask
-Cell = tuple[int, int]  # row, column
-
-
-def cell_boxes(cells: Iterable[Cell], size: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """The pixels of cells on a picture: left, top, right, bottom."""
-    width, height = size
-    return [
-        (width * c // CELLS, height * r // CELLS, width * (c + 1) // CELLS, height * (r + 1) // CELLS)
-        for r, c in sorted(cells)
-    ]
-
-
-def make_mask(cells: Iterable[Cell], size: tuple[int, int]) -> Image.Image:
-    """White where a cell is to be drawn anew."""
-    mask = Image.new("L", size)
-    for box in cell_boxes(cells, size):
-        mask.paste(255, box)
-    return mask
-
-
-def reproduction_code(model: str, request: dict, files: list[str], stopped: int = 0, cells: Iterable[Cell] = ()) -> str:
-    """The lines that draw a picture again; stopped: after how many steps, if it was; cells: of the mask."""
+def reproduction_code(model: str, request: dict, files: list[str], stopped: int = 0) -> str:
+    """The lines that draw a picture again; stopped: after how many steps, if it was."""
 
     def quoted(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
 
     said = [quoted(request["prompt"])]
-    said += [f"{k}={v}" for k, v in request.items() if k not in ("prompt", "images", "mask")]
+    said += [f"{k}={v}" for k, v in request.items() if k not in ("prompt", "images")]
     if files:
         said.append(f"images=[{', '.join(f'Image.open({quoted(name)})' for name in files)}]")
     lines = ["from kleinlite import Klein", *["from PIL import Image"] * bool(files), ""]
-    if cells:
-        said.append("mask=mask")
-        first = f"Image.open({quoted(files[0])})"
-        lines += [f'mask = Image.new("L", {first}.size)', f"for box in {cell_boxes(cells, request['mask'].size)}:"]
-        lines += ["    mask.paste(255, box)", ""]
     lines += [f"klein = Klein.from_pretrained({quoted(model)})"]
     if not stopped:
         return "\n".join([*lines, f"klein({', '.join(said)})"])
     lines += [f"*_, step = islice(klein.stream({', '.join(said)}), {stopped})", "step.preview()"]
     return "\n".join(["from itertools import islice", "", *lines])
-
-
-JOBS: SimpleQueue[Callable] = SimpleQueue()
-
-
-def run_jobs() -> None:
-    """One thread follows the runs of all playgrounds, one after the other."""
-    while True:
-        JOBS.get()()
-
-
-threading.Thread(target=run_jobs, name="kleinlite", daemon=True).start()
 
 
 def make_controls(info: ModelInfo) -> dict[str, ipw.Widget]:
@@ -123,13 +84,6 @@ def open_pictures(files: list[dict]) -> list[Image.Image]:
     return pictures
 
 
-def show_one(step: Step, fast: bool = False) -> Image.Image:
-    """What a step of a single prompt expects."""
-    picture = step.preview(fast)
-    assert isinstance(picture, Image.Image)
-    return picture
-
-
 class Playground(Panel):
     """Fields for a request, the picture as it comes, and those before. Draws in a thread, so that Stop can be heard."""
 
@@ -137,7 +91,6 @@ class Playground(Panel):
         self.klein = klein
         self.stop_requested = threading.Event()
         self.idle = threading.Event()
-        self.cells: set[Cell] = set()  # of the first reference, to be drawn anew
         self.previews: list[tuple[float, Image.Image]] = []  # noise level and picture of each step of the last run
         info = klein.info
         parts = make_controls(info)
@@ -168,11 +121,10 @@ class Playground(Panel):
         self.parts.status.value = f'<div role="status" class="kleinlite-{kind}">{escape(text)}</div>'
 
     def show_references(self, _: object = None) -> None:
-        """Show the references small, and let the first one decide the size. A click on it masks a cell."""
+        """Show the references small, and let the first one decide the size."""
         parts = self.parts
         size = self.klein.info.size
         pictures = []
-        self.cells.clear()
         try:
             pictures = open_pictures(parts.files.value)
             sizes = [as_reference(picture).size for picture in pictures]
@@ -180,24 +132,8 @@ class Playground(Panel):
             self.show_status("")
         except ValueError as error:
             self.show_status(str(error), "wrong")
-        thumbnails = [ipw.Image(value=to_png(make_thumbnail(p, 56)), layout={"height": "28px"}) for p in pictures[1:]]
-        if pictures:
-            thumbnails.insert(0, self.make_mask_field(pictures[0]))
+        thumbnails = [ipw.Image(value=to_png(make_thumbnail(p, 56)), layout={"height": "28px"}) for p in pictures]
         parts.references.children = [*thumbnails, parts.clear] if parts.files.value else []
-
-    def make_mask_field(self, picture: Image.Image) -> Clickable:
-        """The picture to change: each click adds a cell to its mask, or takes it away."""
-        small = make_thumbnail(picture, 192)
-
-        def toggle(row: int, column: int) -> None:
-            self.cells ^= {(row, column)}
-            white = Image.new("RGB", small.size, "white")
-            field.value = to_png(Image.composite(white, small, make_mask(self.cells, small.size)))
-
-        about = "click on what is to be drawn anew; the rest stays"
-        layout = {"width": f"{small.width // 2}px"}
-        field = Clickable(toggle, value=to_png(small), rows=CELLS, columns=CELLS, title=about, layout=layout)
-        return field
 
     def on_enter(self, _: object, message: dict[str, Any], __: object) -> None:
         if message.get("event") == "submit":
@@ -213,9 +149,6 @@ class Playground(Panel):
         try:
             request = {name: getattr(parts, name).value for name in names}
             request["images"] = open_pictures(parts.files.value)
-            if self.cells:  # the picture says the size
-                request = {name: value for name, value in request.items() if name not in ("width", "height")}
-                request["mask"] = make_mask(self.cells, request["images"][0].size)
             steps = self.klein.stream(**request, progress=False)
         except (ValueError, MemoryError) as error:
             return self.show_status(str(error), "wrong")
@@ -227,18 +160,17 @@ class Playground(Panel):
         parts.progress.max = request["steps"]
         files = [file["name"] for file in parts.files.value]
         self.show_status("reading the prompt")
-        cells = frozenset(self.cells)
-        parts.code.value = reproduction_code(info.name, request, files, cells=cells)
-        JOBS.put(lambda: self.show_steps(steps, request, files, cells))
+        parts.code.value = reproduction_code(info.name, request, files)
+        threading.Thread(target=self.show_steps, args=(steps, request, files), daemon=True).start()
 
-    def show_steps(self, steps: Iterator[Step], request: dict, files: list[str], cells: frozenset[Cell]) -> None:
-        """Run in the drawing thread: shows every step, and looks between two of them whether Stop was pressed."""
+    def show_steps(self, steps: Iterator[Step], request: dict, files: list[str]) -> None:
+        """Run in a thread of its own: shows every step, and looks between two of them whether Stop was pressed."""
         parts = self.parts
         previews: list[tuple[float, Image.Image]] = []
         start = clock()
         try:
             while not self.stop_requested.is_set() and (step := next(steps, None)):
-                preview = show_one(step, fast=step.t_next > 0)
+                preview = cast(Image.Image, step.preview(fast=step.t_next > 0))
                 previews.append((step.t, make_thumbnail(preview, 192)))
                 parts.picture.value = to_png(preview)
                 parts.progress.value = len(previews)
@@ -250,13 +182,13 @@ class Playground(Panel):
                 return self.show_status("stopped before the first step")
             self.previews = previews
             stopped = len(previews) if last.t_next else 0
-            preview = show_one(last)
+            preview = cast(Image.Image, last.preview())
             end = f"stopped after {stopped} of {request['steps']} steps" if stopped else f"{clock() - start:.1f} s"
             words = f"{request['prompt']} · seed {request['seed']} · {end}"
             info = self.klein.info
             note = "" if self.klein.loras else describe_limits(info.name, info.size, request["prompt"], *preview.size)
             words += f" · {note}" if note else ""
-            self.add_to_gallery(preview, words, reproduction_code(self.klein.info.name, request, files, stopped, cells))
+            self.add_to_gallery(preview, words, reproduction_code(info.name, request, files, stopped))
         except Exception as error:  # nobody else hears of it in a thread
             self.show_status(str(error), "wrong")
         finally:

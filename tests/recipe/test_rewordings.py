@@ -2,8 +2,10 @@
 
 import random
 
-from kleinlite.nano.synonyms import SYNONYMS, WORDS, no_op_instruction, reword
-from kleinlite.scenes import captions, sample, sample_one, sample_row
+from kleinlite.nano.synonyms import SYNONYMS
+from kleinlite.scenes import captions, sample
+from recipe.curriculum import sample_one, sample_row
+from recipe.rewordings import WORDS, no_op_instruction, reword
 
 SCENES = [sample(seed) for seed in range(300)]
 

@@ -5,14 +5,9 @@ import pytest
 from small_nano import CONFIG, small_world  # noqa: F401, a fixture
 
 from kleinlite.autoencoder import Autoencoder, patchify
-from kleinlite.nano.data import (
-    autoencoder_batch,
-    draw_samples,
-    measure_latents,
-    psnr,
-    text_batch,
-)
+from kleinlite.nano.data import draw_samples
 from kleinlite.training import initialize
+from recipe.data import autoencoder_batch, measure_latents, psnr, text_batch
 
 
 def test_a_batch_depends_on_its_step_alone(world):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from ..scenes import BACKGROUNDS, COLOURS, Scene, Spot, Thing, draw_shapes, mix_colours
+from kleinlite.scenes import BACKGROUNDS, COLOURS, Scene, Spot, Thing, draw_shapes, mix_colours
 
 RAYS = 90
 STEP = 0.05  # pixels along a ray

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from kleinlite.nano.second_judge import covered, dents, fit
 from kleinlite.scenes import SHAPES, Scene, Thing, draw, shape_spots
+from recipe.second_judge import covered, dents, fit
 
 CIRCLE = Thing("circle", "red", "centre")
 PAIR = (Thing("circle", "red", "top"), Thing("square", "blue", "bottom"))
