@@ -5,11 +5,10 @@ numbers, and back.
 
 Letters: b pictures, H and W pixels, c channels, gh and gw rows and columns of latent tokens, 16 pixels each.
 
-Sources: latent diffusion: Rombach et al. 2021, arXiv 2112.10752. GroupNorm: Wu and He 2018, arXiv 1803.08494.
-Names, shapes and the norm of the latents: the released FLUX.2 autoencoder, as diffusers' AutoencoderKLFlux2 runs
+Sources: the released FLUX.2 autoencoder (names, shapes, norm of the latents), as diffusers' AutoencoderKLFlux2 runs
 it.
 
-Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 39a920bc)
+Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 167eaae2)
 """
 
 from dataclasses import dataclass

@@ -4,10 +4,10 @@ Attention sees a bag of patches. How does a patch know where it is?
 
 Letters: b pictures, s tokens, nh heads, hd channels of a head, gh and gw rows and columns of a picture's tokens.
 
-Sources: RoPE: Su et al. 2021, arXiv 2104.09864. The four axes, their order and theta: the released FLUX.2
-transformer, as diffusers' Flux2PosEmbed computes them. Some descriptions have other axes or times (corrections).
+Sources: the released FLUX.2 transformer (the four axes, their order and theta), as diffusers' Flux2PosEmbed
+computes them.
 
-Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal 014f89f4)
+Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal fdf5fdc4)
 """
 
 import mlx.core as mx

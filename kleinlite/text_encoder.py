@@ -4,11 +4,10 @@ A language model reads the prompt, though it has never seen a picture. Why does 
 
 Letters: b prompts, m tokens of a prompt, d width.
 
-Sources: Qwen3: Yang et al. 2025, arXiv 2505.09388. Grouped queries: Ainslie et al. 2023, arXiv 2305.13245. SwiGLU:
-Shazeer 2020, arXiv 2002.05202. RMSNorm: Zhang and Sennrich 2019, arXiv 1910.07467. The template and the three
-layers: diffusers' Flux2KleinPipeline. Our tests compare with the values of diffusers and transformers.
+Sources: Qwen3: Yang et al. 2025, arXiv 2505.09388. The template and the three layers: diffusers'
+Flux2KleinPipeline. Our tests compare with the values of diffusers and transformers.
 
-Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 4ae5757c)
+Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 9d61a156)
 """
 
 from dataclasses import dataclass

@@ -17,9 +17,7 @@ from PIL import Image
 __all__ = ["Mistake", "insert_mistakes", "read_mistakes"]
 
 MARKER = re.compile(r"(?<!\\)\{\{#mistake (\w+): (.+?)\}\}")
-COMPARED = re.compile(
-    r"^(.+): caught by (.+); the judge finds (\d+) of (\d+), before (\d+); ([\d.]+) levels changed$", re.M
-)
+COMPARED = re.compile(r"^(.+): caught by ([^;\n]+)", re.M)
 ROW, COLUMNS = 96, 4  # pixels of a picture's place in what `plots.rows` draws, and pictures in a row
 Names = dict[str, ast.expr]
 
@@ -30,7 +28,6 @@ class Mistake(NamedTuple):
     code: str  # a code block in Markdown: what was changed, and into what
     where: str  # the function, "position_ids.apply_rope"
     caught: str  # the checks that noticed: "last id"
-    judged: str  # a sentence: what the judge finds in the pictures
     picture: Image.Image  # above four pictures drawn rightly, below the same with the mistake
 
 
@@ -64,7 +61,7 @@ def read_mistakes(notebook: dict) -> dict[str, Mistake]:
     if not compared:
         return {}
     texts = ["".join(output["text"]) for output in compared["outputs"] if output["output_type"] == "stream"]
-    told = {name: about for name, *about in COMPARED.findall("".join(texts))}
+    told = dict(COMPARED.findall("".join(texts)))
     stored = [output["data"]["image/jpeg"] for output in compared["outputs"] if "image/jpeg" in output.get("data", {})]
     if not stored:
         raise ValueError("the cell with mistakes.compare stores no picture")
@@ -76,12 +73,7 @@ def read_mistakes(notebook: dict) -> dict[str, Mistake]:
     names, mistakes = read_assignments(nodes), {}
     for row, (name, value) in enumerate(zip(told, read_values(names["wrong"], list(told))), start=1):
         where, code = describe_change(value, names, nodes)
-        caught, found, of, before, levels = told[name]
-        judged = (
-            f"The judge finds {found} of the {of} attributes that the captions ask for, with the right line {before}; "
-            f"{levels} of 255 levels changed on average."
-        )
-        mistakes[name] = Mistake(code, where, caught, judged, crop_pair(sheet, margin, row))
+        mistakes[name] = Mistake(code, where, told[name], crop_pair(sheet, margin, row))
     return mistakes
 
 
@@ -165,5 +157,5 @@ def render_mistake(chapter: str, name: str, mistake: Mistake, show: Callable[...
         show(base64.b64encode(file.getvalue()).decode(), words, size),
         f"**{name}**, in `{mistake.where}` ({link}):",
         mistake.code,
-        f"Caught by the check: *{mistake.caught}*. {mistake.judged}",
+        f"Caught by the check: *{mistake.caught}*.",
     ])  # fmt: skip

@@ -16,11 +16,9 @@ import re
 import shutil
 import struct
 import textwrap
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from atlas import read_mistakes
 
 from kleinlite.nano import limits
 
@@ -199,7 +197,6 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     size = json.loads(files["vae/config.json"])["sample_size"]
     sums = {path: [len(content), hashlib.sha256(content).hexdigest()] for path, content in sorted(files.items())}
     says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size, "FILES": sums, "LIMITS": say_limits()}
-    says["JUDGED"] = say_judged(source)
     says["ADAPTER"] = say_adapter(nano)
     says["STORED"] = STORED
     served = (".js", ".wasm", ".css", ".bin")
@@ -212,17 +209,6 @@ def say_adapter(nano: Path) -> dict[str, int | str]:
     """What a picture drawn with the adapter remembers of it, as `Loras.metadata` says it."""
     content = (nano / f"loras/{ADAPTER}.safetensors").read_bytes()
     return {"file": ADAPTER, "scale": 1, "sha256": hashlib.sha256(content).hexdigest()[:16]}
-
-
-def say_judged(source: Path) -> dict[str, str]:
-    """What the judge says of the atlas's mistakes, by name, as the chapters in a folder store it."""
-    said: dict[str, str] = {}
-    for path in sorted(source.glob("[0-9]*.ipynb")):
-        with suppress(ValueError):  # stored in another way: the atlas says so
-            said |= {
-                name: mistake.judged for name, mistake in read_mistakes(json.loads(path.read_text("utf-8"))).items()
-            }
-    return said
 
 
 def say_limits() -> dict[str, list[str] | int | str]:

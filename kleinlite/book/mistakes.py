@@ -85,7 +85,7 @@ def compare(
     wrong: Mapping[str, AbstractContextManager[Any]],
     checks: dict[str, Callable[[], bool]],
 ) -> dict[str, Effect]:
-    """Draw rightly, then with each mistake; show the first four pictures of each, print and return the effects.
+    """Draw rightly, then with each mistake: show the first four pictures, print who notices, return the effects.
 
     draw makes a picture for each case, a scene and its caption. wrong has the mistakes by name; checks has by name what
     is True as long as nothing is wrong.
@@ -103,14 +103,10 @@ def compare(
         seen = [ok for result in examine(pictures, cases) for ok in result.values()]
         effect = Effect(sum(off) / len(off), sum(seen), len(seen), caught)
         effects[name] = effect
-        counted = f"{effect.levels:.1f} levels changed\n{effect.found} of {effect.attributes} found"
-        rows[f"{textwrap.fill(name, 20)}\n{counted}"] = pictures[:4]
+        rows[textwrap.fill(name, 20)] = pictures[:4]
     plots.rows(rows)
     if effects["right"].caught:
         raise UserError(f"A check that fails without a mistake tells nothing: {', '.join(effects['right'].caught)}.")
     for name in wrong:
-        effect = effects[name]
-        checked = ", ".join(effect.caught) or "no check of this chapter"
-        judged = f"the judge finds {effect.found} of {effect.attributes}, before {effects['right'].found}"
-        print(f"{name}: caught by {checked}; {judged}; {effect.levels:.1f} levels changed")
+        print(f"{name}: caught by {', '.join(effects[name].caught) or 'no check of this chapter'}")
     return effects

@@ -30,13 +30,13 @@ setup()  # each notebook's first cell imports this module, and its networks are 
 
 # The way from a prompt to a picture: where each tensor stands, its name, its shape, the chapter that makes it.
 STAGES = {
-    "prompt": (0.7, 3.3, "text", ""), "tokens": (2.5, 3.3, "m ids · 03", "03"),
-    "features": (4.3, 3.3, "m × f · 03", "03"),
-    "noise": (0.7, 2.0, "n × 128 · 04", "04"), "latents": (3.0, 2.0, "n × 128 · 04", "04"),
-    "transformer": (5.9, 2.0, "05", "05"), "velocity": (7.9, 2.0, "n × 128 · 05", "05"),
-    "clean latents": (9.9, 2.0, "n × 128 · 04", "04"), "picture": (9.9, 0.7, "H × W × 3 · 01", "01"),
-    "references": (0.7, 0.7, "pictures", ""), "their latents": (3.0, 0.7, "r × 128 · 01", "01"),
-    "positions": (7.9, 3.3, "(t, h, w, l) · 02", "02"),
+    "prompt": (0.7, 3.3, "text", ""), "tokens": (2.5, 3.3, "m ids · ch. 3", "03"),
+    "features": (4.3, 3.3, "m × f · ch. 3", "03"),
+    "noise": (0.7, 2.0, "n × 128 · ch. 4", "04"), "latents": (3.0, 2.0, "n × 128 · ch. 4", "04"),
+    "transformer": (5.9, 2.0, "ch. 5", "05"), "velocity": (7.9, 2.0, "n × 128 · ch. 5", "05"),
+    "clean latents": (9.9, 2.0, "n × 128 · ch. 4", "04"), "picture": (9.9, 0.7, "H × W × 3 · ch. 1", "01"),
+    "references": (0.7, 0.7, "pictures", ""), "their latents": (3.0, 0.7, "r × 128 · ch. 1", "01"),
+    "positions": (7.9, 3.3, "(t, h, w, l) · ch. 2", "02"),
 }  # fmt: skip
 ARROWS = [
     ("prompt", "tokens"), ("tokens", "features"), ("features", "transformer"), ("noise", "latents"),
@@ -256,7 +256,7 @@ def overview(*marks: str, steps: int = 4, channels: int = 128) -> None:
         ax.annotate("", *places, arrowprops={"arrowstyle": "->", "color": "#555"})
     loop = {"arrowstyle": "->", "color": "#f08a24", "linewidth": 1.6, "connectionstyle": "arc3,rad=-0.2"}
     ax.annotate("", (3.3, 1.55), (7.8, 1.55), arrowprops=loop)
-    ax.text(6.8, 0.85, f"Euler step, {steps} times", ha="center", fontsize=7.5, color="#c2620a")
+    ax.text(6.8, 0.85, f"a step, {steps} times", ha="center", fontsize=7.5, color="#c2620a")
     ax.text(5.9, 3.3, "time t", ha="center", va="center", fontsize=8)
     ax.annotate("", (5.9, 2.45), (5.9, 3.15), arrowprops={"arrowstyle": "->", "color": "#555"})
     for name, (x, y, shape, chapter) in STAGES.items():

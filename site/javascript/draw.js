@@ -4,7 +4,7 @@ import { Brush } from "./brush.js";
 import { calm, make, megabytes, paint, Painter } from "./painter.js";
 import { describeLimits } from "./limits.js";
 import { MISTAKES } from "./mistakes.js";
-import { ADAPTER, BYTES, JUDGED, SIZE, STORED } from "./model.js";
+import { ADAPTER, BYTES, SIZE, STORED } from "./model.js";
 import { describe, png } from "./png.js";
 import { follow } from "./typing.js";
 import { figure, toggles } from "./views.js";
@@ -467,7 +467,6 @@ async function drawMistake(name) {
       make("code", {}, lines.map(([right, wrong]) => `- ${right}\n+ ${wrong}`).join("\n")),
     ),
     make("p", {}, `${apart.toFixed(1)} of 255 levels changed on average.`),
-    make("p", {}, `In the atlas's pictures: ${JUDGED[name]}`),
   );
 }
 

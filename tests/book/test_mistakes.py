@@ -64,9 +64,6 @@ def test_compare(capsys):
     assert effects["lights off"].levels > 50 and effects["lights off"].asked < 1
     assert effects["lights off"].caught == ["light"]
     said = capsys.readouterr().out
-    dark = effects["lights off"]
-    judged = f"the judge finds {dark.found} of {right.found}, before {right.found}; {dark.levels:.1f} levels changed"
-    assert f"lights off: caught by light; {judged}\n" in said
-    assert "nothing: caught by no check of this chapter; " in said
+    assert said.endswith("lights off: caught by light\nnothing: caught by no check of this chapter\n")
     with pytest.raises(ValueError, match="tells nothing: always"):
         mistakes.compare(pictures, told, {}, {"always": lambda: False})

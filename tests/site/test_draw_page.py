@@ -247,7 +247,7 @@ def test_a_mistake_beside_the_right_picture(draw, nano):
     assert "- [t, Math.floor(i / gw), i % gw, 0]\n+ [t, i % gw, Math.floor(i / gw), 0]" in page.inner_text(
         "#live-mistakes pre"
     )
-    assert "In the atlas's pictures: The judge finds " in page.inner_text("#live-mistakes")
+    assert "of 255 levels changed on average." in page.inner_text("#live-mistakes")
     assert page.locator("#live-mistakes [aria-pressed=true]").all_inner_texts() == ["h and w swapped"]
     page.evaluate("""() => { window.laid = []; const beside = document.querySelector('.beside');
         new MutationObserver(() => laid.push([beside.querySelectorAll('figcaption')[1].textContent,
