@@ -3,8 +3,8 @@
     python -m benchmarks.picture 4b --size 512 --quantize 4    your model on your machine
     python -m benchmarks.picture --full                        a random model as large as 4b: written, run, deleted
 
-The second shows, without a download, that loading keeps its promises: the files have the released names, shapes, types
-and shards, and random numbers in them. `make bench-full` calls it; it takes 16 GB of disk and, on a CPU, its time.
+The second shows, without a download, that loading keeps its promises: the files have the released names, shapes and
+types, and random numbers in them. `make bench-full` calls it; it takes 16 GB of disk and, on a CPU, its time.
 """
 
 import argparse
@@ -30,13 +30,14 @@ from kleinlite.inference.memory_plan import MemoryPlan, compute_dtype
 from kleinlite.klein import Klein
 from kleinlite.memory import count_parameters, count_prompt, count_step
 from kleinlite.models.checkpoint import resolve_model
-from kleinlite.models.configs import RELEASED_CONFIGS, format_index
-from kleinlite.models.export import DIFFUSERS_STEM, SHARD_BYTES, to_released, write_part
+from kleinlite.models.configs import RELEASED_CONFIGS
+from kleinlite.models.export import DIFFUSERS_STEM, to_released, write_config, write_safetensors
 from kleinlite.models.families import KLEIN
 from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer, TransformerConfig
+from recipe.saving import format_index
 
 # ---------------------------------------------------------------- a random model in the released layout
 
@@ -56,17 +57,18 @@ def make_random_weights(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def write_model(folder: Path, cfg: TransformerConfig, text_cfg: TextEncoderConfig, vae: AutoencoderConfig) -> None:
-    """A random model's folder as the released ones are: bfloat16, shards of 5 and 10 GB; with nano's tokenizer."""
+    """A random model's folder as the released ones are, in bfloat16, a file for each part; with nano's tokenizer."""
 
-    def write(part: str, module: nn.Module, rules: list, stem: str, config: dict, limit: int = 10**10) -> None:
+    def write(part: str, module: nn.Module, rules: list, stem: str, config: dict) -> None:
         arrays = make_random_weights(to_released(module, rules, mx.bfloat16))
-        write_part(folder / part, stem, config, arrays, mx.clear_cache, limit)
+        write_config(folder / part, config)
+        write_safetensors(folder / part / f"{stem}.safetensors", arrays, mx.clear_cache)
 
     config = KLEIN.autoencoder.format(vae) | {"sample_size": 1024}
     write("vae", Autoencoder(vae), AUTOENCODER_NAMES, DIFFUSERS_STEM, config)
     write("transformer", Transformer(cfg), TRANSFORMER_NAMES, DIFFUSERS_STEM, KLEIN.transformer.format(cfg))
     config = KLEIN.text_encoder.format(text_cfg)
-    write("text_encoder", TextEncoder(text_cfg), TEXT_ENCODER_NAMES, "model", config, SHARD_BYTES)
+    write("text_encoder", TextEncoder(text_cfg), TEXT_ENCODER_NAMES, "model", config)
     (folder / "tokenizer").mkdir()
     shutil.copyfile(resolve_model("nano") / "tokenizer/tokenizer.json", folder / "tokenizer/tokenizer.json")
     write_json(folder / "model_index.json", format_index(text_cfg, distilled=True))

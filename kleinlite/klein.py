@@ -128,7 +128,7 @@ class Klein:
         Raises UserError, FileError or HubError with the way out.
         """
         kind: mx.Dtype | None = getattr(mx, dtype, cast(Any, dtype)) if isinstance(dtype, str) else dtype
-        check_loading(name, quantize, kind, parts, loras)
+        check_loading(name, quantize, kind, loras)
         access = Access(revision, token, cache_dir, local_files_only)
         model = run_serialized(LoadedModel.open, name, quantize, kind, parts, keep_loaded, group, access)
         model.loras.add_all(loras)

@@ -28,10 +28,10 @@ from tokenizers import Tokenizer
 from kleinlite.autoencoder import Autoencoder
 from kleinlite.cpu import setup
 from kleinlite.klein import Klein
-from kleinlite.models.export import save_transformer
 from kleinlite.text_encoder import TextEncoder
 from kleinlite.trainer.run import lock_folder
 from kleinlite.transformer import Transformer
+from recipe.saving import save_transformer
 from recipe.stages import load_average
 from recipe.training import Recipe, RecipeConfig
 

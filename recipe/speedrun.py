@@ -29,7 +29,6 @@ from kleinlite.errors import UserError
 from kleinlite.files import write_json
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import resolve_model
-from kleinlite.models.export import save_transformer
 from kleinlite.nano.data import encode_scenes
 from kleinlite.nano.evaluate import SIZE, draw_all, examine, held_out_captions
 from kleinlite.trainer.run import Run, catch_interrupts, lock_folder, read_arrays, write_arrays
@@ -38,6 +37,7 @@ from kleinlite.transformer import Transformer, TransformerConfig
 
 from .curriculum import Curriculum, make_lessons
 from .evaluate import contact_sheet
+from .saving import save_transformer
 from .stages import load_average
 from .training import GRID, LAST, SAMPLES
 

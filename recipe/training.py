@@ -30,7 +30,6 @@ from kleinlite.files import replace_file
 from kleinlite.inference.machines import own_temporary_folder
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import load_tokenizer
-from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.nano.data import draw_scenes, encode_scenes
 from kleinlite.sampling import noised, schedule
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig, next_token_logits, tokenize
@@ -52,6 +51,7 @@ from .data import autoencoder_batch, held_out_scenes, measure_latents, psnr, tex
 from .evaluate import contact_sheet
 from .redraw import APART as REDRAW_APART, FIRST as REDRAW_FROM, WIDER, Redrawn, draw_again, redraw_loss
 from .repair import APART as REPAIR_APART, FIRST as REPAIR_FROM, ROUNDS, Own, draw_lone_things
+from .saving import save_encoders, save_transformer
 from .stages import (
     MISSING,
     SharedRun,

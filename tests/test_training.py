@@ -8,7 +8,6 @@ from mlx.utils import tree_flatten
 from small_nano import CONFIG, GRID, small_world  # noqa: F401, a fixture
 
 from kleinlite.klein import Klein
-from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.sampling import schedule
 from kleinlite.text_encoder import tokenize
 from kleinlite.training import (
@@ -19,6 +18,7 @@ from kleinlite.training import (
     shifted_times,
     velocity_loss,
 )
+from recipe.saving import save_encoders, save_transformer
 from recipe.training import text_encoder_loss
 
 

@@ -27,7 +27,7 @@ from kleinlite.models.describe import describe
 from kleinlite.models.export import quantize_model
 from kleinlite.models.families import Z_IMAGE
 from kleinlite.models.families.z_image import Z_IMAGE_NAMES
-from kleinlite.models.files import load_arrays
+from kleinlite.models.files import load_arrays, open_weights
 from kleinlite.models.names import AUTOENCODER_NAMES
 from kleinlite.models.registry import MODELS
 from kleinlite.position_ids import rope_table
@@ -288,7 +288,7 @@ def test_an_autoencoder_in_one_file(tmp_path):
         matrix = "mid.attn_1" in name and w.ndim == 2
         arrays[name] = w[:, :, None, None] if matrix else w.transpose(0, 3, 1, 2) if w.ndim == 4 else w
     mx.save_safetensors(str(tmp_path / "ae.safetensors"), arrays)
-    cfg = opening.read_config("autoencoder", tmp_path / "ae.safetensors", family=Z_IMAGE)
+    cfg = opening.infer_config("autoencoder", open_weights(tmp_path / "ae.safetensors"), Z_IMAGE)
     assert isinstance(cfg, Flux1AutoencoderConfig) and (cfg.channels, cfg.layers) == ((4, 4, 8, 8), 1)
     match_weights(Flux1Autoencoder(cfg), load_arrays(tmp_path / "ae.safetensors"), AUTOENCODER_NAMES)
 

@@ -25,10 +25,7 @@ class Cluster:
         self.guidance_group = self._find_guidance_group(checkpoint)
 
     def _find_guidance_group(self, checkpoint: Checkpoint) -> mx.distributed.Group | None:
-        """Two machines of which each works out one of a base model's two answers, if both can hold the whole model.
-
-        Else, and if there are more of them, machines share the model's heads.
-        """
+        """Two machines, each with one of a base model's two answers, if both can hold it; None: they share heads."""
         info = checkpoint.info
         if self.group is None or self.group.size() != 2 or info.guidance == info.family.no_guidance:
             return None

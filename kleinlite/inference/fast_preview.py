@@ -6,11 +6,10 @@ needs to tell whether a picture goes the right way.
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..pipeline import to_pixels
 from ..scenes import draw, sample
 
 __all__ = ["fit_preview", "preview_pixels"]
@@ -21,14 +20,11 @@ RIDGE = 1e-3  # per token; keeps channels that hardly vary from counting
 
 
 def fit_preview(autoencoder: nn.Module) -> mx.array:
-    """The matrix (c + 1, 48) that maps a token's latents and a 1 to its pixels in 4×4 blocks.
-
-    Fitted on drawn scenes, which any autoencoder of pictures can encode.
-    """
-    drawn = [scene_pixels(seed) for seed in range(PICTURES)]
+    """The matrix (c + 1, 48) from a token's latents and a 1 to its pixels in 4×4 blocks, fitted on drawn scenes."""
+    drawn = [to_pixels(draw(sample(seed))) for seed in range(PICTURES)]
     latents = []
     targets = []
-    for pixels in mx.stack(drawn).split(4):
+    for pixels in mx.concatenate(drawn).split(4):
         tokens = autoencoder.encode(pixels)
         latents.append(with_ones(tokens).reshape(-1, tokens.shape[-1] + 1))
         targets.append(to_blocks(pixels, tokens.shape[1]).reshape(-1, 3 * BLOCKS**2))
@@ -39,12 +35,6 @@ def fit_preview(autoencoder: nn.Module) -> mx.array:
     matrix = mx.linalg.solve(normal, a.T @ b, stream=mx.cpu)
     mx.eval(matrix)
     return matrix
-
-
-def scene_pixels(seed: int) -> mx.array:
-    """One drawn scene (96, 96, 3) in [-1, 1]."""
-    buffer: Any = memoryview(draw(sample(seed)).tobytes())
-    return 2 * (mx.array(buffer).reshape(96, 96, 3).astype(mx.float32) / 255) - 1
 
 
 def preview_pixels(matrix: mx.array, latents: mx.array) -> mx.array:

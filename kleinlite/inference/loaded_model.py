@@ -96,7 +96,6 @@ class LoadedModel:
         return self._preview_matrix
 
     def release_all(self) -> None:
-        """Take every part out of memory, pinned ones too, and what is known of prompts."""
         self.prompts.remembered.clear()
         self.parts.release_all()
 

@@ -72,13 +72,11 @@ class Loras(MutableMapping[str, float]):
             self.add(*(file if isinstance(file, tuple | list) else (file,)))
 
     def attach_to(self, net: Transformer) -> None:
-        """Called with a transformer that has just been loaded."""
         self._net = net
         for name in self._adapters:
             self._attach(name)
 
     def release(self) -> None:
-        """Called when the transformer leaves memory."""
         self._net = None
 
     def _attach(self, name: str) -> None:
@@ -88,7 +86,6 @@ class Loras(MutableMapping[str, float]):
 
     @property
     def nbytes(self) -> int:
-        """What the adapters take in memory."""
         return sum(adapter.nbytes for _, adapter, _ in self._adapters.values())
 
     def metadata(self) -> list[dict]:
@@ -137,7 +134,6 @@ def check_scale(adapter: Adapter, scale: float) -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """The first 16 digits of a file's SHA-256."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 

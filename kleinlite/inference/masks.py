@@ -11,7 +11,6 @@ import numbers
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -39,7 +38,6 @@ class Change:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the result."""
         left, top, right, bottom = self.box
         return right - left, bottom - top
 
@@ -74,10 +72,7 @@ class Change:
 
 
 def plan_change(images: Sequence[Image.Image], options: Mapping[str, Any]) -> Change | None:
-    """What the options `mask`, `strength` and `extend` make of the first picture; None without any of them.
-
-    Raises UserError.
-    """
+    """What `mask`, `strength` and `extend` make of the first picture; None without any. Raises UserError."""
     mask = options.get("mask")
     strength = options.get("strength")
     extend = options.get("extend")
@@ -96,10 +91,7 @@ def plan_change(images: Sequence[Image.Image], options: Mapping[str, Any]) -> Ch
 
 
 def place(picture: Image.Image, own: Image.Image | None, extend: Extension, strength: float) -> Change:
-    """The canvas of a picture, its mask and the place of the result on it.
-
-    The picture begins where a token does, so that none of those on its left and top edge is half of it.
-    """
+    """The canvas of a picture, which begins where a token does, its mask and the place of the result on it."""
     left, top, right, bottom = extend
     width, height = picture.size
     before = round_up(left), round_up(top)
@@ -156,8 +148,8 @@ def read_mask(mask: Any, size: tuple[int, int]) -> Image.Image:
     """A mask as one channel of 8 bits, for a picture of this size. Raises UserError."""
     meaning = "white is drawn anew, black stays"
     if not isinstance(mask, Image.Image):
-        hint = f"PIL.Image.open({str(mask)!r})" if isinstance(mask, (str, Path)) else "PIL.Image.open or fromarray"
-        raise UserError(f"mask must be a picture, not a {type(mask).__name__}: make one with {hint}; {meaning}.")
+        hint = "make one with PIL.Image.open or fromarray"
+        raise UserError(f"mask must be a picture, not a {type(mask).__name__}: {hint}; {meaning}.")
     if mask.has_transparency_data and min(mask.convert("RGBA").getchannel("A").tobytes()) < 255:
         raise UserError(f"The mask is transparent in places: fill it with black and white ({meaning}).")
     red, green, blue = to_rgb(mask, convert_colors=False).split()
@@ -181,7 +173,6 @@ def check_levels(mask: Image.Image) -> None:
 
 
 def check_strength(strength: Any) -> float:
-    """A number above 0 and up to 1."""
     if isinstance(strength, bool) or not isinstance(strength, numbers.Real):
         raise UserError(f"strength must be a number such as 0.6, not a {type(strength).__name__}.")
     strength = float(strength)
@@ -191,7 +182,6 @@ def check_strength(strength: Any) -> float:
 
 
 def check_extension(extend: Any) -> Extension:
-    """Four numbers of pixels, not all 0."""
     try:
         left, top, right, bottom = map(operator.index, extend)
     except (TypeError, ValueError):
@@ -206,10 +196,7 @@ def check_extension(extend: Any) -> Extension:
 
 
 def count_skipped(steps: int, strength: float) -> int:
-    """How many of the steps a strength leaves out, rounded as diffusers does: int(steps - steps·strength).
-
-    Of four steps: 4 are taken above 0.75, 3 above 0.5, 2 above 0.25, and 1 below. Raises UserError if none is left.
-    """
+    """How many steps a strength leaves out, as in diffusers: int(steps - steps·strength). Raises UserError if all."""
     skipped = int(max(steps - min(steps * strength, steps), 0))
     if skipped >= steps:
         least = math.ceil(100 / steps) / 100

@@ -4,33 +4,27 @@ The arithmetic is in `memory_plan`.
 """
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import mlx.core as mx
 
 from ..errors import MemoryLimitError
-from ..models.checkpoint import ModelInfo
-from ..models.families import Configs, family_of, network_of
+from ..models.checkpoint import Checkpoint
+from ..models.describe import ModelFacts
+from ..models.families import Configs, TransformerNumbers, family_of, network_of
 from ..sharding import check_shares, common_divisor, held_share
 from ..text_encoder import TextEncoder, TextEncoderConfig
 from .memory_plan import MemoryPlan, plan_memory
 from .serialized import run_serialized
 
 __all__ = [
-    "FEWER_BITS",
-    "KnownModel",
-    "all_parts_fit",
-    "check_memory",
-    "machine_memory",
-    "plan_model",
-    "plan_networks",
-    "window_configs",
-]
+    "FEWER_BITS", "all_parts_fit", "check_memory", "machine_memory", "plan_model", "plan_networks", "window_configs",
+]  # fmt: skip
 
 FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
 USABLE_SHARE = 0.75  # of the memory, where the system does not say how much one program can count on
@@ -41,21 +35,8 @@ BESIDE_ARRAYS = 0.3  # of their bytes: what MLX keeps for the next array, what a
 WORK_SPACE = 3 * 2**27  # bytes, whatever the size: libraries, stacks, copies that a product makes of its factors
 
 
-class KnownModel(Protocol):
-    """A `Checkpoint`, or the `ModelFacts` of a model whose configs are known."""
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    @property
-    def configs(self) -> Configs | None: ...
-
-    @property
-    def bits(self) -> tuple[float, float]: ...
-
-
 def plan_model(
-    model: KnownModel, *, width: int, height: int, bits: float | tuple[float, float] | None = None,
+    model: Checkpoint | ModelFacts, *, width: int, height: int, bits: float | tuple[float, float] | None = None,
     reference_tokens: int = 0, b: int = 1, prompts: Sequence[str] = ("",), machines: int = 1,
 ) -> MemoryPlan:  # fmt: skip
     """`plan_memory` for a model; bits per weight as it will be loaded if not given.
@@ -71,13 +52,13 @@ def plan_model(
     if machines == 1:
         return plan
     return plan._replace(
-        transformer=int(plan.transformer * transformer_share(cast(Hashable, model.configs.transformer), machines)),
+        transformer=int(plan.transformer * transformer_share(model.configs.transformer, machines)),
         text_encoder=int(plan.text_encoder * text_encoder_share(model.configs.text_encoder, machines)),
     )
 
 
 @cache
-def transformer_share(cfg: Hashable, machines: int) -> float:
+def transformer_share(cfg: TransformerNumbers, machines: int) -> float:
     """The share of a transformer that each of several machines holds. Raises UserError if they cannot share it."""
     build: Any = network_of(cfg)
     network = build(cfg)
@@ -105,7 +86,7 @@ def plan_networks(configs: Configs, **request: Any) -> MemoryPlan:
     """`plan_memory` with the networks of the model's own family."""
     networks = network_of(configs.transformer), network_of(configs.autoencoder)
     # They are built to be counted, and what builds arrays in a thread of its own can end the process with that thread.
-    return run_serialized(lambda: plan_memory(cast(Any, configs), networks=networks, **request))
+    return run_serialized(lambda: plan_memory(configs, networks=networks, **request))
 
 
 def machine_memory() -> tuple[int, int]:
@@ -117,9 +98,8 @@ def machine_memory() -> tuple[int, int]:
     info = mx.device_info()
     total = int(info.get("memory_size") or info.get("total_memory") or 0)
     if not total:  # a CPU on Linux or Windows
-        total = min(
-            [physical_memory(), *(max(int((n - WORK_SPACE) / (1 + BESIDE_ARRAYS)), 1) for n in process_limits())]
-        )
+        limits = [max(int((limit - WORK_SPACE) / (1 + BESIDE_ARRAYS)), 1) for limit in process_limits()]
+        total = min([physical_memory(), *limits])
     return total, int(info.get("max_recommended_working_set_size", USABLE_SHARE * total))
 
 
@@ -143,7 +123,6 @@ def process_limits() -> list[int]:
 
 
 def all_parts_fit(plan: MemoryPlan) -> bool:
-    """Whether the parts can stay in memory together."""
     return plan.peak_bytes_all_loaded <= machine_memory()[1]
 
 

@@ -4,14 +4,15 @@ Prompt, steps and decoder come one after the other, and each needs only its own 
 decides. This plan also counts references, batches, a cache of keys and values, and the decoder's strips.
 """
 
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..memory import ACTIVATIONS, count_parameters
+from ..models.families import TransformerNumbers
 from ..text_encoder import TextEncoder, TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
 
@@ -48,15 +49,8 @@ STRIP_BYTES = 5 * 2**24  # what the decoder's convolutions hold besides, strip b
 KEPT_BYTES = 2**29  # an upsampled picture of more than this is made twice rather than kept
 
 
-class HasWidth(Hashable, Protocol):
-    """What `plan_memory` asks of a transformer's config."""
-
-    @property
-    def d(self) -> int: ...
-
-
 def plan_memory(
-    configs: tuple[HasWidth, TextEncoderConfig, AutoencoderConfig],
+    configs: tuple[TransformerNumbers, TextEncoderConfig, AutoencoderConfig],
     *,
     width: int,
     height: int,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,11 +20,6 @@ from .strips import use_strips
 __all__ = ["PartStore", "Parts"]
 
 PARTS = ("tokenizer", "text_encoder", "transformer", "autoencoder")
-
-
-def weights_of(part: nn.Module) -> list[mx.array]:
-    """The arrays of a network."""
-    return [cast(mx.array, item[1]) for item in tree_flatten(part.parameters())]
 
 
 class PartStore:
@@ -48,7 +43,6 @@ class PartStore:
         return self.checkpoint.nbytes(name) >= SMALL_PART_BYTES
 
     def load(self, name: str) -> Any:
-        """A part, "transformer", "text_encoder", "autoencoder" or "tokenizer": read if it is not in memory."""
         if name not in PARTS:
             raise UserError(f"There is no part {name!r}: a model has {', '.join(PARTS)}.")
         part = self.loaded.get(name)
@@ -68,23 +62,21 @@ class PartStore:
             if name == "transformer":
                 self.loras.attach_to(part)
             if is_shared:
-                self._share(part)
+                try:
+                    self.cluster.share(part)
+                except UserError:
+                    self.loras.release()
+                    raise
             if name == "autoencoder":
                 self._check_autoencoder(part)
                 use_strips(part)
             self.loaded[name] = part
         return part
 
-    def _share(self, part: nn.Module) -> None:
-        try:
-            self.cluster.share(part)
-        except UserError:
-            self.loras.release()
-            raise
-
     def _check_autoencoder(self, part: nn.Module) -> None:
         """Refuse weights that are not finite: what they do to a picture is not looked at again before it is saved."""
-        if not all(mx.isfinite(w).all().item() for w in weights_of(part)):
+        weights: dict[str, mx.array] = dict(tree_flatten(part.parameters()))
+        if not all(mx.isfinite(w).all().item() for w in weights.values()):
             path = self.checkpoint.files["autoencoder"].path
             raise UserError(f"{path} holds numbers that are not finite: download it again.")
 
@@ -99,7 +91,6 @@ class PartStore:
             self._drop(name)
 
     def release_all(self) -> None:
-        """Take every part out of memory, pinned ones too."""
         self.pinned.clear()
         for name in list(self.loaded):
             self._drop(name)

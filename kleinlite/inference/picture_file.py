@@ -15,22 +15,15 @@ from ..files import replace_file
 from ..models.files import GIT_LFS, refuse_pointer
 
 __all__ = [
-    "open_picture",
-    "to_rgb",
-    "check_png_name",
-    "check_reference_size",
-    "shrink",
-    "open_reference",
-    "remember",
-    "save_picture",
-    "picture_info",
-    "read_metadata",
-]
+    "open_picture", "to_rgb", "check_png_name", "check_reference_size", "shrink", "open_reference", "remember",
+    "save_picture", "picture_info", "read_metadata",
+]  # fmt: skip
 
-# What a picture of ours remembers, see `Request.metadata`; and perhaps "quantize", "parts", "loras", "mask",
-# "strength" and "extend".
+# What a picture of ours remembers, see `Request.metadata`, and what some do.
 REMEMBERED: dict[str, Any] = {"model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float)}
 REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references": int}
+PERHAPS: dict[str, Any] = {"quantize": (int, str), "parts": (str, dict), "loras": list, "mask": bool, "extend": list}
+PERHAPS |= {"strength": (int, float)}
 
 MOST_PIXELS = 2**30 // 12  # 89 million, the number above which Pillow warns; it is 0.3 GB decoded
 BACKGROUND = (255, 255, 255)  # behind what is transparent
@@ -151,7 +144,6 @@ class Picture(Image.Image):
     """A picture that says what made it, `info["kleinlite"]`, and writes it into every PNG file that it is saved to."""
 
     def save(self, fp: Any, format: str | None = None, **params: Any) -> None:
-        """As Pillow saves a picture."""
         super().save(fp, format, **{"pnginfo": write_chunk(self), **params})
 
 
@@ -162,7 +154,6 @@ def remember(picture: Image.Image, made: dict[str, Any]) -> None:
 
 
 def write_chunk(picture: Image.Image) -> PngImagePlugin.PngInfo:
-    """What a PNG file of this picture says of it."""
     chunk = PngImagePlugin.PngInfo()
     if "kleinlite" in picture.info:
         chunk.add_itxt("kleinlite", json.dumps(picture.info["kleinlite"], ensure_ascii=False))
@@ -170,17 +161,13 @@ def write_chunk(picture: Image.Image) -> PngImagePlugin.PngInfo:
 
 
 def save_picture(picture: Image.Image, path: str | Path) -> None:
-    """Write a PNG that remembers what made it; in one move, so that no half-written file can be left.
-
-    A file that is there is replaced and keeps its permissions. Raises UserError for a name of another format.
-    """
+    """Write a PNG that remembers what made it, in one move. Raises UserError for a name of another format."""
     check_png_name(Path(path))
     with replace_file(path) as draft:
         write_png(picture, draft)
 
 
 def check_png_name(path: Path) -> None:
-    """Raises UserError for the name of a folder, or of another format."""
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it, such as {path / 'picture.png'}.")
     if path.suffix.lower() != ".png":
@@ -203,9 +190,9 @@ def picture_info(picture: Image.Image | str | Path) -> dict[str, Any]:
     made = image.info["kleinlite"]
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         made = made if isinstance(made, dict) else json.loads(made)
-        if isinstance(made, dict):
-            return made
-    raise UserError("What this picture says about itself is damaged: it was changed by another program.")
+    if not isinstance(made, dict):
+        raise UserError("What this picture says about itself is damaged: it was changed by another program.")
+    return made
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
@@ -215,24 +202,16 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         made = picture_info(image)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    start = {"seed"} if made.get("noise") is True else set()
-    complete = all(isinstance(made.get(name), REMEMBERED[name]) for name in REMEMBERED.keys() - start)
+    needed = REMEMBERED | {name: kind for name, kind in PERHAPS.items() if name in made}
+    if made.get("noise") is True:
+        del needed["seed"]
     parts = made.get("parts", "")
     places = parts.values() if isinstance(parts, dict) else [parts]
-    complete = complete and all(isinstance(place, str) for place in places)
-    loras = made.get("loras", [])
-    complete = complete and isinstance(loras, list) and all(map(is_lora, loras))
-    complete = complete and is_change(made)
-    if not complete or not isinstance(made.get("quantize", ""), (int, str)):
+    whole = all(isinstance(made.get(name), kind) for name, kind in needed.items())
+    whole = whole and all(isinstance(place, str) for place in places) and all(map(is_lora, made.get("loras", [])))
+    if not whole:
         raise UserError(f"{path}: what it says about itself is damaged: give the prompt and the options instead.")
     return made
-
-
-def is_change(made: dict) -> bool:
-    """Whether what is said of mask, strength and extension, if anything, has the right types."""
-    extend = made.get("extend", [0, 0, 0, 0])
-    numbers = isinstance(extend, list) and all(isinstance(side, int) for side in extend)
-    return numbers and isinstance(made.get("strength", 1), (int, float)) and made.get("mask", True) is True
 
 
 def is_lora(found: object) -> bool:

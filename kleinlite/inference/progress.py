@@ -1,15 +1,13 @@
 """The bar that shows how far a drawing is."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 
-def progress_bar(steps: int, show: bool) -> Iterable[int]:
-    """The numbers of the steps, under a bar on stderr or in the notebook if `show` says so."""
-    return show_bar(steps) if show else range(steps)
-
-
-def show_bar(steps: int) -> Iterator[int]:
-    """The same under a bar, which says until the first step is done what large models need a minute for."""
+def progress_bar(steps: int, show: bool) -> Iterator[int]:
+    """The numbers of the steps, if `show` says so under a bar, which speaks before the first step is done."""
+    if not show:
+        yield from range(steps)
+        return
     from tqdm.auto import tqdm  # slow to import
 
     bar = tqdm(range(steps), "loading, reading the prompt", leave=False)

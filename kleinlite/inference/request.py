@@ -21,14 +21,11 @@ from ..errors import UserError
 from ..models.checkpoint import ModelInfo
 from ..models.families import Box
 from ..models.formats import find_quant_spec
-from ..quantization import QUANT_SPECS
 from .masks import Change, count_skipped
 from .picture_file import shrink
-from .serialized import run_serialized
 
 __all__ = ["Options", "Request", "check_request", "check_prompts", "check_images", "check_loading"]
 
-LARGEST_SIDE = 2**31 - 16  # what a PNG file can say; memory ends long before
 LARGEST_GUIDANCE = 1000  # far beyond any use; what overflows has no picture, see `LoadedModel.check_finite`
 FLOATS = (mx.float32, mx.bfloat16, mx.float16)
 
@@ -111,12 +108,10 @@ class Request:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of latent tokens."""
         return self.height // 16, self.width // 16
 
     @property
     def reference_grids(self) -> list[tuple[int, int]]:
-        """The same of each reference picture."""
         return [(image.height // 16, image.width // 16) for image in self.references]
 
     def metadata(self, i: int) -> dict[str, Any]:
@@ -202,7 +197,6 @@ def check_names(options: dict[str, Any]) -> None:
 
 
 def check_text(text: Any, name: str) -> str:
-    """Text that can be read and stored."""
     if not isinstance(text, str):
         raise UserError(f"{name} must be text, not {describe(text)}.")
     try:
@@ -214,7 +208,6 @@ def check_text(text: Any, name: str) -> str:
 
 
 def check_prompts(prompt: Any) -> list[str]:
-    """A prompt or a list of them → a list."""
     if isinstance(prompt, str):
         return [check_text(prompt, "prompt")]
     if not isinstance(prompt, (list, tuple)) or not prompt or not all(isinstance(text, str) for text in prompt):
@@ -223,15 +216,13 @@ def check_prompts(prompt: Any) -> list[str]:
 
 
 def check_images(images: Any) -> list[Image.Image]:
-    """A picture or several → a list."""
-    images = [images] if isinstance(images, Image.Image) else images
-    if not isinstance(images, (list, tuple)):
-        raise UserError(f"images must be a list of pictures, not {describe(images)}: open files with PIL.Image.open.")
+    images = list(images) if isinstance(images, (list, tuple)) else [images]
     for image in images:
         if not isinstance(image, Image.Image):
-            hint = f"PIL.Image.open({image!r})" if isinstance(image, (str, Path)) else "PIL.Image.open or fromarray"
-            raise UserError(f"images must be pictures, not {describe(image)}: make one with {hint}.")
-    return list(images)
+            raise UserError(
+                f"images must be pictures, not {describe(image)}: make one with PIL.Image.open or fromarray."
+            )
+    return images
 
 
 def check_integer(value: Any, name: str, example: str) -> int:
@@ -245,10 +236,7 @@ def check_integer(value: Any, name: str, example: str) -> int:
 
 
 def check_side(value: Any, name: str) -> int:
-    """A width or a height."""
     side = check_integer(value, name, "of pixels")
-    if side > LARGEST_SIDE:
-        raise UserError(f"The {name} must be at most {LARGEST_SIDE} pixels, not {describe(side)}.")
     if side < 16 or side % 16:
         near = max(16, (side + 8) // 16 * 16)
         raise UserError(f"The {name} must be a multiple of 16 pixels, {describe(side)} is not: try {near}.")
@@ -311,32 +299,21 @@ def check_noise(noise: Any, shape: tuple[int, int, int]) -> mx.array:
     if not mx.issubdtype(noise.dtype, mx.floating):
         raise UserError(f"The noise must be floating-point numbers, not {noise.dtype}: mx.random.normal makes them.")
     mx.eval(noise)  # here, where it comes from: another thread could not
-    if not run_serialized(lambda: mx.all(mx.isfinite(noise)).item()):
-        raise UserError("The noise has values that are infinite or not a number: the picture would be black.")
     return noise
 
 
 def check_loading(
     name: str | Path, quantize: int | str | None, dtype: mx.Dtype | None,
-    parts: str | Path | dict[str, str | Path] | None, loras: Sequence[str | Path | tuple[str | Path, float]] = (),
+    loras: Sequence[str | Path | tuple[str | Path, float]] = (),
 ) -> None:  # fmt: skip
     """Arguments of `from_pretrained`, as far as it needs no file to judge them."""
     if not isinstance(name, (str, Path)) or not str(name).strip():
         raise UserError(f'The model must be a name such as "nano" or "4b", or a folder, not {describe(name)}.')
-    if not isinstance(quantize, (int, str, type(None))):
-        raise UserError(f"quantize is one of {', '.join(map(str, QUANT_SPECS))}, not {describe(quantize)}.")
     find_quant_spec(quantize)
     if dtype is not None and not (isinstance(dtype, mx.Dtype) and dtype in FLOATS):
         raise UserError(f"dtype must be mx.float32, mx.bfloat16 or mx.float16, not {describe(dtype)}.")
-    for place in parts.values() if isinstance(parts, dict) else [parts]:
-        if not isinstance(place, (str, Path)) and not (place is parts is None):
-            raise UserError(f"parts must be a model's name or folder, or one for each part, not {describe(place)}.")
     if not isinstance(loras, (list, tuple)):
         raise UserError(f"loras must be a list of files, or of (file, scale), not {describe(loras)}.")
-    for lora in loras:
-        file, *scale = lora if isinstance(lora, (list, tuple)) and lora else (lora,)
-        if not isinstance(file, (str, Path)) or len(scale) > 1:
-            raise UserError(f"loras must be a list of files, or of (file, scale), not of {describe(lora)}.")
 
 
 def describe(value: object) -> str:

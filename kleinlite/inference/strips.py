@@ -15,7 +15,8 @@ Only inference: gradients want the whole picture at once, so whoever trains does
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -61,8 +62,6 @@ class StripConv2d(nn.Conv2d):
 
 
 class StripEncoder(Encoder):
-    """`Encoder`, strip by strip."""
-
     def __call__(self, x: mx.array) -> mx.array:
         b, height, width, _ = x.shape
         if is_small(b, height, width, self.conv_in.weight.shape[0]):
@@ -77,8 +76,6 @@ class StripEncoder(Encoder):
 
 
 class StripDecoder(Decoder):
-    """`Decoder`, strip by strip."""
-
     def __call__(self, z: mx.array) -> mx.array:
         b, h, w, _ = z.shape
         if is_small(b, 8 * h, 8 * w, self.conv_out.weight.shape[-1]):
@@ -93,30 +90,28 @@ class StripDecoder(Decoder):
 
 
 class Picture:
-    """A picture (b, H, W, c) as strips (b, rows, W, c), from top to bottom. Let go of a strip with `release`."""
+    """A picture (b, H, W, c) as strips (b, rows, W, c), from top to bottom; None for one that is not read any more."""
 
     def __init__(self, strips: list[mx.array]):
-        self.strips: list[mx.array | None] = list(strips)
+        self.strips: list[Any] = list(strips)
 
     def __len__(self) -> int:
         return len(self.strips)
-
-    def strip(self, i: int) -> mx.array:
-        strip = self.strips[i]
-        assert strip is not None
-        return strip
 
     def with_neighbors(self, i: int) -> tuple[mx.array, int, int]:
         """Strip i with the row above and the row below it, and how many of these there are: 0 at the picture's ends."""
         top = int(i > 0)
         bottom = int(i < len(self) - 1)
-        above = [self.strip(i - 1)[:, -1:]] if top else []
-        below = [self.strip(i + 1)[:, :1]] if bottom else []
-        return mx.concatenate([*above, self.strip(i), *below], axis=1), top, bottom
+        above = [self.strips[i - 1][:, -1:]] if top else []
+        below = [self.strips[i + 1][:, :1]] if bottom else []
+        return mx.concatenate([*above, self.strips[i], *below], axis=1), top, bottom
 
-    def release(self, i: int) -> None:
-        """Strip i is not read any more."""
-        self.strips[i] = None
+    def windows(self) -> Iterator[tuple[mx.array, int, int]]:
+        """The same of one strip after the other; lets go of each once it has been read for the last time."""
+        for i in range(len(self)):
+            yield self.with_neighbors(i)
+            if i > 0:
+                self.strips[i - 1] = None
 
 
 class Upsampled(Picture):
@@ -149,10 +144,9 @@ def cut(x: mx.array, c: int | None = None) -> Picture:
 
 
 def join(picture: Picture) -> mx.array:
-    """The picture as one array (b, H, W, c)."""
     if len(picture) == 1:
-        return picture.strip(0)
-    return mx.concatenate([picture.strip(i) for i in range(len(picture))], axis=1)
+        return picture.strips[0]
+    return mx.concatenate(picture.strips, axis=1)
 
 
 def finished(strips: list[mx.array], strip: mx.array, count: int) -> None:
@@ -174,13 +168,10 @@ def conv3_rows(conv: nn.Conv2d, x: mx.array, top: int, bottom: int) -> mx.array:
 def conv_strips(conv: nn.Conv2d, picture: Picture, before: Rows | None = None) -> Picture:
     """conv(before(picture)); lets go of the picture."""
     strips: list[mx.array] = []
-    for i in range(len(picture)):
-        x, top, bottom = picture.with_neighbors(i)
+    for x, top, bottom in picture.windows():
         if before is not None:
             x = before(x)
         finished(strips, conv3_rows(conv, x, top, bottom), len(picture))
-        if i > 0:
-            picture.release(i - 1)
     return Picture(strips)
 
 
@@ -207,8 +198,8 @@ def fitted(norm: GroupNorm, statistics: list[tuple[mx.array, mx.array]]) -> Rows
 def fit(norm: GroupNorm, picture: Picture) -> Rows:
     """The norm, as a function of any rows of this picture."""
     statistics = []
-    for i in range(len(picture)):
-        rows = row_statistics(picture.strip(i))
+    for strip in picture.strips:
+        rows = row_statistics(strip)
         if len(picture) > 1:
             mx.eval(rows)
         statistics.append(rows)
@@ -222,7 +213,6 @@ def norm_silu_conv(norm: GroupNorm, conv: nn.Conv2d, picture: Picture) -> Pictur
 
 
 def shortcut(block: ResBlock, x: mx.array) -> mx.array:
-    """The block's input with as many channels as its output."""
     if isinstance(block.nin_shortcut, nn.Identity):
         return x
     return conv2d(x, block.nin_shortcut.weight, bias=block.nin_shortcut.bias)
@@ -233,7 +223,7 @@ def run_block(block: ResBlock, picture: Picture) -> Picture:
     skipped: list[mx.array] = []  # the input, on its short way
     statistics = []
     for i in range(len(picture)):
-        x, top, bottom = picture.with_neighbors(i) if isinstance(picture, Upsampled) else (picture.strip(i), 0, 0)
+        x, top, bottom = picture.with_neighbors(i) if isinstance(picture, Upsampled) else (picture.strips[i], 0, 0)
         x = x[:, top : x.shape[1] - bottom]
         rows = row_statistics(x)
         skipped.append(shortcut(block, x))
@@ -245,13 +235,10 @@ def run_block(block: ResBlock, picture: Picture) -> Picture:
     picture.strips.clear()
     normed2 = fit(block.norm2, h)
     strips: list[mx.array] = []
-    for i in range(len(h)):
-        x, top, bottom = h.with_neighbors(i)
+    for i, (x, top, bottom) in enumerate(h.windows()):
         strip = skipped[i] + conv3_rows(block.conv2, silu(normed2(x)), top, bottom)
         finished(strips, strip, len(h))
         skipped[i] = strip
-        if i > 0:
-            h.release(i - 1)
     return Picture(strips)
 
 
@@ -285,23 +272,19 @@ def attend(block: AttnBlock, picture: Picture) -> Picture:
 def downsample_strips(downsample: Downsample, picture: Picture) -> Picture:
     """Half the height and width; lets go of the picture."""
     strips: list[mx.array] = []
-    for i in range(len(picture)):
-        x, top, bottom = picture.with_neighbors(i)
+    for x, top, bottom in picture.windows():
         x = mx.pad(x[:, top:], [(0, 0), (0, 1 - bottom), (0, 1), (0, 0)])
         if x.shape[1] > 2:  # a last single row and its zeros fill no window
             finished(strips, conv2d(x, downsample.conv.weight, stride=2, bias=downsample.conv.bias), len(picture))
-        if i > 0:
-            picture.release(i - 1)
     return cut(join(Picture(strips)))
 
 
 def upsample_strips(upsample: Upsample, picture: Picture) -> Picture:
     """Twice the height and width; lets go of the picture, or makes strips when they are read if it is very large."""
-    b, _, W, c = picture.strip(0).shape
+    b, _, W, c = picture.strips[0].shape
     rows = strip_rows(b, 2 * W, c) // 2
     pieces = []  # each holds on to its own strip only
-    for i in range(len(picture)):
-        x = picture.strip(i)
+    for x in picture.strips:
         pieces += [x[:, first : first + rows] for first in range(0, x.shape[1], rows)]
     nbytes = 4 * sum(piece.nbytes for piece in pieces)
     upsampled = Upsampled(upsample, Picture(pieces))
@@ -310,7 +293,6 @@ def upsample_strips(upsample: Upsample, picture: Picture) -> Picture:
     if nbytes > KEPT_BYTES:
         return upsampled
     strips: list[mx.array] = []
-    for i in range(len(upsampled)):
-        y, top, bottom = upsampled.with_neighbors(i)
+    for y, top, bottom in upsampled.windows():
         finished(strips, y[:, top : y.shape[1] - bottom], len(upsampled))
     return Picture(strips)

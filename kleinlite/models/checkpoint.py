@@ -7,7 +7,7 @@ Each file is listed and checked once, each tensor matched once: what opening fin
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,8 +20,7 @@ from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec
 from ..text_encoder import PAD, TextEncoder
 from .configs import (
     SAMPLE_SIZE,
-    check_single_file,
-    check_weights_supported,
+    check_supported,
     family_of_index,
     find_parts,
     infer_config,
@@ -32,7 +31,7 @@ from .configs import (
 from .download import ANYWHERE, Access, fetch_model, fetch_parts
 from .families import KLEIN, Configs, Family, family_of
 from .families.family import Rules
-from .fields import say_once, shorten
+from .fields import say_once
 from .files import ModelFolder, WeightFiles, check_file, find_index, open_weights, read_json
 from .formats import GROUP, assemble, check_packing, find_quant_spec, load_weights
 from .mlx_folders import MlxFiles, MlxFolder, infer_text_encoder, name_of_variant
@@ -67,6 +66,8 @@ def resolve_parts(
     path = resolve_model(name, access)
     others = access._replace(revision=None)
     source = parts if parts and not replaced else None  # the model that has a single file's other parts
+    tensors = {} if path.is_dir() else open_weights(path).tensors
+    inside = find_parts(tensors)
     home = path if path.is_dir() else path.parent
     if home.name in FOLDERS.values() and not find_index(home).exists() and find_index(home.parent).exists():
         raise UserError(f"{path} is a part of a model: name the whole, {home.parent}.")
@@ -85,8 +86,8 @@ def resolve_parts(
     elif not Path(name).exists():  # a released single file: the registry knows where the rest is
         folder = fetch_parts(name, access)
     else:
-        check_weights_supported(path)  # or the sentence would promise what more files cannot mend
-        inside = find_parts(open_weights(path).tensors)
+        # Or the sentence would promise what more files cannot mend:
+        check_supported(path, dict.fromkeys(own_names("transformer", tensors).values()))
         if inside and "transformer" not in inside:
             what = "a text encoder" if "text_encoder" in inside else "an autoencoder"
             raise UserError(f"{path} is {what}, not a model: name the model's folder, or its transformer's file.")
@@ -99,7 +100,6 @@ def resolve_parts(
     model = open_folder(folder)
     paths = {part: model.part(part) for part in PARTS}
     if path.is_file():
-        inside = find_parts(open_weights(path).tensors)
         paths |= {part: path for part in inside if part != "text_encoder"} | {"transformer": path}
         if "text_encoder" in inside:
             say_once(f"{path} holds a text encoder, too, which is not read: it is {folder}'s.")
@@ -165,28 +165,20 @@ class ModelInfo:
 
 
 def read_model_info(name: str, folder: ModelFolder, file: Path | None, configs: Configs) -> ModelInfo:
-    """What the files say about themselves. file: the transformer's, if it is a single one, which may not say all.
-
-    The registry knows the released single files; of another, its name must tell, and the log says so.
-    """
+    """What the files say about themselves. file: the transformer's, if it is a single one: its name must tell, too."""
     cfg = configs.transformer
     family = family_of(cfg)
     path = folder.part("autoencoder") / "config.json"
     size = read_json(path).get("sample_size", 1024) if path.exists() else 1024
     SAMPLE_SIZE.check(path, size)
-    variant = family.read_variant(folder, cfg)
-    family = replace(family, schedule=variant.schedule)
-    distilled = variant.distilled
-    kv = variant.kv
-    released = find_released(name)
+    distilled, kv, levels = family.read_variant(folder, cfg)
+    family = replace(family, schedule=levels)
     by_name = family.read_file_name(file.name) if file and family.read_file_name else None
-    if released and by_name:
-        distilled = released.distilled
-        kv = released.kv
-    elif by_name and file:
+    if by_name and file:
         distilled, kv = by_name
-        kinds = ["distilled" if distilled else "a base model"] + ["for cached references"] * kv
-        say_once(f"{file.name} is taken for {' and '.join(kinds)}, by its name.")
+        if not find_released(name):
+            kinds = ["distilled" if distilled else "a base model"] + ["for cached references"] * kv
+            say_once(f"{file.name} is taken for {' and '.join(kinds)}, by its name.")
     return ModelInfo(name, distilled, size, configs.text_encoder.max_length, kv, cfg.d_latent, family)
 
 
@@ -207,27 +199,9 @@ def load_tokenizer(folder: ModelFolder | Path) -> Tokenizer:
     return tokenizer
 
 
-def check_family(path: Path, family: Family, folder: ModelFolder) -> None:
-    """Refuse a transformer of one family among the parts of another. Raises UserError."""
-    other = family_of_index(folder.index)
-    if family is not other:
-        raise UserError(
-            f"{path} is a transformer of {family.title}, and {folder.path} has the parts of {other.title}: take "
-            f"all from one model, for example parts={family.example!r}."
-        )
-
-
 def check_parts(folder: Path, configs: Configs, tokenizer: Tokenizer) -> None:
     """Refuse parts that were not made for each other, before gigabytes are read. Raises UserError."""
     cfg, text_cfg, autoencoder_cfg = configs
-    family = family_of(cfg)
-    size, right = family.sizes.get(cfg.d_text, ("", ""))
-    wrong, its_size = family.encoders.get(text_cfg.d, ("", ""))
-    if size and its_size and size != its_size:
-        raise UserError(
-            f"The transformer in {folder} is the {size}, which reads {right}, and the text encoder is {wrong}, which "
-            f"belongs to the {its_size}: take both from one model, for example parts={size.lower()!r}."
-        )
     features = len(text_cfg.out_layers) * text_cfg.d
     channels = 4 * autoencoder_cfg.latent_channels
     for what, wanted, but, there in (
@@ -264,7 +238,10 @@ def match_weights(module: nn.Module, arrays: Weights, rules: Rules) -> Weights:
         if parameter.ndim == 2 and isinstance(array, mx.array) and array.shape[2:] == (1, 1):
             arrays[name] = array.squeeze((2, 3))
     weights = match(module, arrays, rules, convert_quantized)
-    check_types(weights)
+    plain = {name: w for name, w in weights.items() if isinstance(w, mx.array)}
+    wrong = [f"{name} ({w.dtype})" for name, w in plain.items() if not mx.issubdtype(w.dtype, mx.floating)]
+    if wrong:
+        raise UserError(f"{first_few(wrong)} should have real numbers: take another file of this model.")
     return weights
 
 
@@ -290,9 +267,8 @@ def read_quant_specs(path: Path) -> dict[str, QuantSpec]:
     """
     config = path / "config.json"
     words = read_json(config).get("quantization") if config.exists() else None
-    if words is None:
+    if not isinstance(words, dict):
         return {}
-    words = words if isinstance(words, dict) else {"mode": words}
     layers = {name: own for name, own in words.items() if isinstance(own, dict)}
     for_all = {name: own for name, own in words.items() if name in ("mode", "bits", "group_size")}
     specs = {}
@@ -302,32 +278,18 @@ def read_quant_specs(path: Path) -> dict[str, QuantSpec]:
         affine = spec.mode == "affine" and spec.bits in (2, 3, 4, 5, 6, 8) and spec.group in (32, 64, 128)
         if not affine and spec not in QUANT_SPECS.values():
             raise UserError(
-                f"{config} says that {name or 'it'} is quantized by {shorten(own)}, which kleinlite does not know: "
+                f"{config} says that {name or 'it'} is quantized by {clip(repr(own))}, which kleinlite does not know: "
                 "take another model."
             )
         specs[name] = spec
     return specs
 
 
-def check_types(weights: Weights) -> None:
-    """Refuse whole and complex numbers in place of a network's real ones. Raises UserError."""
-    plain = {name: w for name, w in weights.items() if isinstance(w, mx.array)}
-    wrong = [name for name, w in plain.items() if not mx.issubdtype(w.dtype, mx.floating)]
-    if wrong:
-        dtype = str(plain[wrong[0]].dtype).removeprefix("mlx.core.")
-        raise UserError(
-            f"{first_few(wrong)} should have real numbers, and is of the type {dtype}: take another file of this model."
-        )
-
-
-def is_float32_matrix(w: mx.array | QuantizedMatrix) -> TypeGuard[mx.array]:
-    """Is this a matrix in float32, as in Z-Image's files? All other released models are in bfloat16 or less."""
-    return isinstance(w, mx.array) and w.ndim == 2 and w.dtype == mx.float32
-
-
 def narrow(w: mx.array | QuantizedMatrix) -> mx.array | QuantizedMatrix:
-    """A matrix in float32 as bfloat16; anything else as it is."""
-    return w.astype(mx.bfloat16) if is_float32_matrix(w) else w
+    """A matrix in float32, as in Z-Image's files, as bfloat16; anything else as it is."""
+    if isinstance(w, mx.array) and w.ndim == 2 and w.dtype == mx.float32:
+        return w.astype(mx.bfloat16)
+    return w
 
 
 # ---------------------------------------------------------------- parts
@@ -338,7 +300,7 @@ class Matched(NamedTuple):
 
     module: nn.Module
     weights: Weights
-    wide: bool  # whether matrices of its files are in float32
+    wide: bool  # whether matrices of its files are narrowed
 
 
 @dataclass(frozen=True)
@@ -356,11 +318,6 @@ class Checkpoint:
     # What opening has worked out and the first load takes: lazy, since what is kept would stay in memory.
     _matched: dict[str, Matched] = field(default_factory=dict, repr=False, compare=False)
     _tokenizers: list[Tokenizer] = field(default_factory=list, repr=False, compare=False)
-
-    @property
-    def folder(self) -> Path:
-        """Where model_index.json is."""
-        return self.home.path
 
     @property
     def quantize(self) -> int | str | None:
@@ -408,7 +365,7 @@ class Checkpoint:
         del weights  # so that a matrix is forgotten once it is quantized
         if self.quant_spec:
             return quantize_module(module, self.quant_spec, self.dtype, lazy)
-        if keep and wide and not lazy:
+        if wide and not lazy:
             for parameter in tree_flatten(module.parameters()):
                 mx.eval(parameter[1])  # cast one after the other: never all of them in two widths
         return module
@@ -437,15 +394,15 @@ class Checkpoint:
         wide = False
         if part != "autoencoder":
             arrays = assemble(tensors, metadata, read_quant_specs(files.path))
-            wide = any(map(is_float32_matrix, arrays.values()))
-        if wide and files.nbytes >= SMALL_PART_BYTES:
-            arrays = {name: narrow(w) for name, w in arrays.items()}
+        if part != "autoencoder" and files.nbytes >= SMALL_PART_BYTES:
+            narrowed = {name: narrow(w) for name, w in arrays.items()}
+            wide = any(narrowed[name] is not w for name, w in arrays.items())
+            arrays = narrowed
         arrays = {own: w for own, w in arrays.items() if form.is_used(cfg, own)}
         module = (form.build or form.network)(cfg)
         return Matched(module, match_weights(module, arrays, form.names), wide)
 
     def nbytes(self, part: str) -> int:
-        """Bytes of a part's weights on disk."""
         return self.files[part].nbytes
 
 
@@ -487,7 +444,6 @@ def read_parts(folder: ModelFolder, paths: dict[str, Path]) -> tuple[Configs, di
     family: Family | None = None
     for part, path in paths.items():
         if path.is_file():
-            check_single_file(part, path, family or KLEIN)
             files[part] = open_weights(path)
             configs[part] = infer_config(part, files[part], family)
         elif isinstance(folder, MlxFolder) and path == folder.part(part):
@@ -501,6 +457,11 @@ def read_parts(folder: ModelFolder, paths: dict[str, Path]) -> tuple[Configs, di
             configs[part] = read_config(part, path, folder.index, family)
         if family is None:
             family = family_of(configs[part])
-            check_family(path, family, folder)
+            other = family_of_index(folder.index)
+            if family is not other:
+                raise UserError(
+                    f"{path} is a transformer of {family.title}, and {folder.path} has the parts of {other.title}: "
+                    f"take all from one model, for example parts={family.example!r}."
+                )
     files |= {part: open_weights(path) for part, path in paths.items() if part not in files}
     return Configs(**configs), files

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, printable
-from ..text_encoder import TextEncoderConfig
-from .families import FAMILIES, KLEIN, Family, Shapes, family_of_config, family_of_tensors, find_prefix
+from .families import FAMILIES, KLEIN, Family, PartFormat, Shapes, family_of_config, family_of_tensors, find_prefix
 from .families.taef2 import LAYER, is_taef2, own_name
-from .fields import Field, check_fields, check_words, read_layout
-from .files import INDEX, ModelFolder, WeightFiles, find_index, open_weights, read_json
+from .fields import Field, check_words
+from .files import ModelFolder, WeightFiles, find_index, read_json
 from .formats import check_packing
 from .mlx_folders import find_mlx_folder
 from .registry import MODELS
@@ -48,16 +47,6 @@ def family_of_index(index: dict[str, Any]) -> Family:
     """The family that a model's index names; klein if it names none."""
     name = str(index.get("_class_name"))
     return next((family for family in FAMILIES if name.startswith(family.pipelines)), KLEIN)
-
-
-def format_index(cfg: TextEncoderConfig, distilled: bool, shares: bool = False) -> dict[str, Any]:
-    """A klein's model_index.json, with the two fields that nano needs and the released files imply.
-
-    shares: whether parts that are not in its folder are in the one above.
-    """
-    numbers = {"max_sequence_length": cfg.max_length, "text_encoder_out_layers": list(cfg.out_layers)}
-    index = read_layout(INDEX) | {"is_distilled": distilled} | numbers
-    return index | {"shares": SHARES} if shares else index
 
 
 # ---------------------------------------------------------------- other models
@@ -129,54 +118,34 @@ def own_names(part: str, names: Iterable[str], family: Family | None = None) -> 
     }
 
 
-def check_weights_supported(path: Path) -> None:
-    """Refuse a file with the weights of another model, or a damaged one; only its header is read. Raises UserError."""
-    tensors = open_weights(path).tensors
-    check_supported(path, {own: tensors[name] for name, own in own_names("transformer", tensors).items()})
-
-
 # ---------------------------------------------------------------- a part's config
 
 
 def read_config(part: str, path: Path, index: dict[str, Any] | None = None, family: Family | None = None) -> Any:
-    """The numbers of one part, from its folder's config.json or its single file's header, checked.
+    """The numbers of one part, from its folder's config.json, checked.
 
     part: "transformer", "text_encoder" or "autoencoder". index: what the model's model_index.json says. family: the
     transformer's; a transformer says its own, for the others it is klein if not given.
     Raises MissingFileError or UserError.
     """
-    if path.is_file():
-        check_single_file(part, path, family or KLEIN)
-        return infer_config(part, open_weights(path), family)
     path = path / "config.json"
     values = read_json(path)
     check_supported(path, values)
-    family = family or find_family(part, values)
-    cfg = parse_config(part, values, index, path=path, family=family)
-    check_config(path, cfg, family, part)
-    form = family.parts[part]
-    check_words(path, values, form.format(cfg) | form.computed, {field.name for field in form.fields.values()})
-    return cfg
-
-
-def find_family(part: str, values: dict[str, Any]) -> Family:
-    """The family that a config.json names: a transformer's does, for another part it is klein."""
-    return family_of_config(values) if part == "transformer" else KLEIN
+    return parse_config(part, values, index, path=path, family=family)
 
 
 def parse_config(
     part: str, values: dict[str, Any], index: dict[str, Any] | None = None, *, path: Path = Path("config.json"),
     family: Family | None = None,
 ) -> Any:  # fmt: skip
-    """The numbers of one part from what its config.json says, each in range. Raises UserError about `path`."""
-    family = family or find_family(part, values)
-    return family.parts[part].parse(path, values, index or {})
-
-
-def check_single_file(part: str, path: Path, family: Family) -> None:
-    """Refuse a file in place of a folder, for a part whose numbers its shapes do not tell. Raises UserError."""
-    if family.parts[part].infer is None:
-        raise UserError(f"{path} is one file; a {part.replace('_', ' ')} is a folder with config.json: give that.")
+    """The numbers of one part from what its config.json says, checked. Raises UserError about `path`."""
+    if family is None:
+        family = family_of_config(values) if part == "transformer" else KLEIN
+    form = family.parts[part]
+    cfg = form.parse(path, values, index or {})
+    check_config(path, cfg, form)
+    check_words(path, values, form.format(cfg) | form.computed, {field.name for field in form.fields.values()})
+    return cfg
 
 
 def infer_config(
@@ -190,9 +159,11 @@ def infer_config(
         check_supported(path, tensors)
     if family is None:
         family = family_of_tensors(tensors) if part == "transformer" else KLEIN
-    infer = family.parts[part].infer or infer
-    assert infer is not None, "see check_single_file"
-    shapes = Shapes({name: list(t["shape"]) for name, t in tensors.items()}, family.parts[part].names)
+    form = family.parts[part]
+    infer = form.infer or infer
+    if infer is None:
+        raise UserError(f"{path} is one file; a {part.replace('_', ' ')} is a folder with config.json: give that.")
+    shapes = Shapes({name: list(t["shape"]) for name, t in tensors.items()}, form.names)
     for name, tensor in tensors.items():
         if tensor["dtype"] == "U8" and name.endswith("weight") and tensor["shape"]:
             shapes[name][-1] *= 2  # two weights in a byte
@@ -201,17 +172,12 @@ def infer_config(
     except KeyError as e:
         raise UserError(f"{path} says nothing about {e}: is this another kind of model?") from None
     except (IndexError, ValueError, ZeroDivisionError):
-        raise UserError(
-            f"{path} has tensors of shapes that {family.title} has not: is this another kind of model?"
-        ) from None
-    check_config(path, cfg, family, part)
+        raise UserError(f"{path} has other shapes than {family.title}: is this another kind of model?") from None
+    check_config(path, cfg, form.of(cfg))
     return cfg
 
 
-def check_config(path: Path, cfg: Any, family: Family, part: str) -> None:
-    """Refuse numbers that are out of range or contradict each other. Raises UserError."""
-    form = family.parts[part].of(cfg)
-    check_fields(path, cfg, form.fields)
+def check_config(path: Path, cfg: Any, form: PartFormat) -> None:
     wrong = form.contradictions(cfg)
     if wrong:
         raise UserError(f"{path} contradicts itself ({'; '.join(wrong)}): is this another kind of model?")

@@ -51,19 +51,11 @@ def describe(
     released = find_released(name)
     if released and not Path(name).exists():
         configs = RELEASED_CONFIGS[released.size.name]
-        info = ModelInfo(
-            name,
-            released.distilled,
-            size=1024,
-            max_length=configs.text_encoder.max_length,
-            kv=released.kv,
-            d_latent=configs.transformer.d_latent,
-            family=family_of(configs.transformer),
-        )
+        cfg = configs.transformer
+        most = configs.text_encoder.max_length
+        info = ModelInfo(name, released.distilled, 1024, most, released.kv, cfg.d_latent, family_of(cfg))
         stored = 8 * released.transformer_bytes / released.size.transformer_parameters
-        bits = (min(STORED_BITS, stored), STORED_BITS)
-        if spec:
-            bits = (spec.bits_per_weight, spec.bits_per_weight)
+        bits = (spec.bits_per_weight, spec.bits_per_weight) if spec else (min(STORED_BITS, stored), STORED_BITS)
         here = find_cached(name) is not None
         return ModelFacts(info, configs, bits, released.quantized, here, released, released.size.license)
     if is_here(name):
@@ -88,8 +80,5 @@ def check_base(info: ModelInfo) -> None:
         return
     released = find_released(info.name)
     base = f"base-{released.size.name}" if released else f"{info.name.lower()}-base"
-    if base in MODELS or base in BUNDLED:
-        way_out = f"train on {base}, and use the adapter on {info.name}"
-    else:
-        way_out = "train on its base model, and use the adapter on it"
-    raise UserError(f"{info.name} is distilled: {way_out}.")
+    known = base if base in MODELS or base in BUNDLED else "its base model"
+    raise UserError(f"{info.name} is distilled: train on {known}, and use the adapter on {info.name}.")

@@ -120,7 +120,6 @@ def find_folder(repository: Repository, access: Access) -> Path | None:
 
 
 def find_folders(repositories: list[Repository], access: Access) -> list[Path] | None:
-    """The folders on this machine, if all of them are here and whole."""
     folders = [folder for repository in repositories if (folder := find_folder(repository, access))]
     if len(folders) < len(repositories) or any(map(Repository.find_trouble, repositories, folders)):
         return None
@@ -170,7 +169,6 @@ def fetch_parts(name: str, access: Access = ANYWHERE) -> Path:
 
 
 def fetch_repositories(name: str, repositories: list[Repository], access: Access) -> list[Path]:
-    """The folders of what is needed, downloaded if need be and allowed."""
     folders = find_folders(repositories, access)
     if folders:
         return folders

@@ -1,7 +1,6 @@
-"""Writes a model as a folder in the released layout: a trained one in float16, or a released one quantized.
+"""Writes a quantized copy of a model, as a folder in the released layout.
 
-The counterpart of chapter 8, which reads such folders: the same names, the same layout, configs in diffusers' words.
-`Klein.from_pretrained` loads both kinds; what is not quantized, diffusers loads as well.
+The counterpart of chapter 8, which reads such folders: the same layout, configs in diffusers' words.
 """
 
 import json
@@ -19,27 +18,19 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from ..autoencoder import Autoencoder, AutoencoderConfig
 from ..checkpoints import find_conversion, rename
 from ..errors import ExistingFileError, UserError
-from ..files import check_disk_space, lock, replace_file, write_json
-from ..quantization import QuantizedMatrix, QuantSpec, quantize_matrix
-from ..text_encoder import TextEncoder, TextEncoderConfig
-from ..transformer import Transformer
+from ..files import check_disk_space, lock, write_json
+from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec, quantize_matrix
 from .checkpoint import Checkpoint, PartsArgument, open_checkpoint
-from .configs import format_index
-from .families import KLEIN, PartFormat, family_of
 from .families.family import Rules
-from .fields import LAYOUT
 from .files import INDEX, list_files, read_json
 from .mlx_folders import MlxFolder
 from .quantize import plain_matrix, should_quantize
 
 DIFFUSERS_STEM = "diffusion_pytorch_model"  # how diffusers calls a part's weights
-SHARD_BYTES = 5 * 10**9  # bytes of weights in one file; the released shards are about as large
 
 
 def to_released(module: nn.Module, rules: Rules, dtype: mx.Dtype) -> dict[str, mx.array]:
@@ -60,44 +51,6 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
     """A part's config.json, in its folder, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-
-
-def save_part(folder: Path, module: nn.Module, form: PartFormat, stem: str, config: dict[str, Any]) -> None:
-    """One part of a model: config.json and its weights, float16, under the released folder's names."""
-    write_config(folder, config)
-    arrays = to_released(module, form.names, mx.float16)
-    if "bn.running_mean" in arrays:
-        arrays["bn.num_batches_tracked"] = mx.array(0, dtype=mx.int64)  # diffusers expects it
-    with replace_file(folder / f"{stem}.safetensors") as draft:
-        mx.save_safetensors(str(draft), arrays, {"format": "pt"})
-
-
-def save_transformer(
-    folder: Path, transformer: Transformer, text_cfg: TextEncoderConfig, distilled: bool, shares: bool = False
-) -> None:
-    """A transformer and the model_index.json that makes its folder a model; the other parts may be beside it.
-
-    shares: whether they are in the folder above.
-    """
-    form = family_of(transformer.cfg).transformer
-    save_part(folder / "transformer", transformer, form, DIFFUSERS_STEM, form.format(transformer.cfg))
-    write_json(folder / INDEX, format_index(text_cfg, distilled, shares))
-
-
-def save_encoders(
-    folder: Path, autoencoder: Autoencoder, cfg: AutoencoderConfig, size: int,
-    text_encoder: TextEncoder, tokenizer: Tokenizer,
-) -> None:  # fmt: skip
-    """The parts around klein's transformer, in the released layout that diffusers reads as well."""
-    config = KLEIN.autoencoder.format(cfg) | {"sample_size": size}
-    save_part(folder / "vae", autoencoder, KLEIN.autoencoder, DIFFUSERS_STEM, config)
-    config = KLEIN.text_encoder.format(text_encoder.cfg)
-    save_part(folder / "text_encoder", text_encoder, KLEIN.text_encoder, "model", config)
-    for file in ("tokenizer/tokenizer_config.json", "tokenizer/chat_template.jinja", "scheduler/scheduler_config.json"):
-        (folder / file).parent.mkdir(exist_ok=True)
-        shutil.copyfile(LAYOUT / file, folder / file)
-    with replace_file(folder / "tokenizer" / "tokenizer.json") as draft:
-        tokenizer.save(str(draft))
 
 
 # ---------------------------------------------------------------- a quantized copy
@@ -147,37 +100,6 @@ def quantize_weights(weights: dict[str, mx.array | QuantizedMatrix], p: QuantSpe
     return arrays
 
 
-def split_shards(arrays: dict[str, mx.array], limit: int) -> list[dict[str, mx.array]]:
-    """The arrays in shards of at most `limit` bytes."""
-    shards: list[dict[str, mx.array]] = [{}]
-    size = 0
-    for name, w in arrays.items():
-        if shards[-1] and size + w.nbytes > limit:
-            shards.append({})
-            size = 0
-        shards[-1][name] = w
-        size += w.nbytes
-    return shards
-
-
-def write_part(
-    folder: Path, stem: str, config: dict[str, Any], arrays: dict[str, mx.array], done: Callable[[], None],
-    limit: int = SHARD_BYTES,
-) -> None:  # fmt: skip
-    """A part's config.json and its weights: one file, or shards of at most `limit` bytes and their index."""
-    write_config(folder, config)
-    shards = split_shards(arrays, limit)
-    arrays.clear()  # see `write_safetensors`
-    if len(shards) == 1:
-        write_safetensors(folder / f"{stem}.safetensors", shards[0], done)
-        return
-    files = {f"{stem}-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, start=1)}
-    places = {name: file for file, shard in files.items() for name in shard}
-    write_json(folder / f"{stem}.safetensors.index.json", {"metadata": {}, "weight_map": places})
-    for file, shard in files.items():
-        write_safetensors(folder / file, shard, done)
-
-
 def quantize_model(
     name: str | Path, out: str | Path, quantize: int | str, *, parts: PartsArgument = None, progress: bool = True
 ) -> None:
@@ -204,9 +126,7 @@ def quantize_model(
         remove_drafts(out, Path(draft))
         folder = Path(draft) / out.name  # a folder with the usual rights, which a temporary one has not
         folder.mkdir()
-        write_copy(folder, checkpoint, bar)
-        if os.path.lexists(out):
-            raise ExistingFileError(f"{out} appeared while its copy was written: name a new folder.")
+        write_copy(folder, checkpoint, QUANT_SPECS[quantize], bar)
         os.replace(folder, out)
 
 
@@ -214,15 +134,8 @@ DRAFT = ".partial"
 
 
 def quantized_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of the two quantized parts of a copy."""
     weights = [w for part in ("transformer", "text_encoder") for w in checkpoint.weights(part).values()]
-    return int(sum(math.prod(w.shape) for w in weights) * spec_of(checkpoint).bits_per_weight / 8)
-
-
-def spec_of(checkpoint: Checkpoint) -> QuantSpec:
-    """How a checkpoint that was opened with `quantize` is to be quantized."""
-    assert checkpoint.quant_spec is not None
-    return checkpoint.quant_spec
+    return int(sum(math.prod(w.shape) for w in weights) * checkpoint.bits[0] / 8)
 
 
 def remove_drafts(out: Path, own: Path) -> None:
@@ -244,7 +157,7 @@ def copy_text_files(source: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
+def write_copy(folder: Path, checkpoint: Checkpoint, spec: QuantSpec, bar: tqdm) -> None:
     """All files of the quantized copy: two parts quantized, the others as they are."""
     info = checkpoint.info
     configs = checkpoint.configs
@@ -264,12 +177,12 @@ def write_copy(folder: Path, checkpoint: Checkpoint, bar: tqdm) -> None:
         "text_encoder": ("model", parts["text_encoder"].format(text_cfg)),
         "transformer": (DIFFUSERS_STEM, parts["transformer"].format(configs.transformer)),
     }
-    spec = spec_of(checkpoint)
     for part, (stem, config) in quantized.items():
         arrays = quantize_weights(checkpoint.take(part).weights, spec)
         bar.total += len(arrays)
         config |= {"quantization": {"group_size": spec.group, "bits": spec.bits, "mode": spec.mode}}
-        write_part(folder / part, stem, config, arrays, bar.update)
+        write_config(folder / part, config)
+        write_safetensors(folder / part / f"{stem}.safetensors", arrays, bar.update)
     index = checkpoint.home.index | {
         "is_distilled": info.distilled,
         "text_encoder_out_layers": list(configs.text_encoder.out_layers),  # since fewer layers are left

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import UserError, printable
+from ..errors import UserError, clip, printable
 
 LAYOUT = Path(__file__).parent / "layout"  # what diffusers and transformers write beside our numbers
 WIDTH = (int, 1, 2**17)
@@ -33,16 +33,14 @@ class Field(NamedTuple):
     length: tuple[int, int] | None = None  # at least and at most, of a list
 
     def check(self, path: Path, value: object) -> None:
-        """Refuse a value of the wrong type or out of range. Raises UserError."""
-        if self.length is None:
-            right = self._fits(value)
-        elif isinstance(value, (list, tuple)):
-            right = self.length[0] <= len(value) <= self.length[1] and all(map(self._fits, value))
-        else:
-            right = False
-        if not right:
+        items = [value]
+        right = True
+        if self.length:
+            items = list(value) if isinstance(value, list | tuple) else []
+            right = self.length[0] <= len(items) <= self.length[1]
+        if not right or not all(map(self._fits, items)):
             raise UserError(
-                f"{path} says that {self.name} is {shorten(value)}, and it must be {self.allowed}: is this another "
+                f"{path} says that {self.name} is {clip(repr(value))}, and it must be {self.allowed}: is this another "
                 "kind of model?"
             )
 
@@ -52,7 +50,6 @@ class Field(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """What it may be, in words."""
         whole = f"a whole number from {self.low:,} to {self.high:,}"
         one = {int: whole, float: f"a number from {self.low:g} to {self.high:g}", bool: "true or false"}[self.kind]
         if self.length is None:
@@ -61,12 +58,6 @@ class Field(NamedTuple):
 
 
 Fields = dict[str, Field]  # by the names of the dataclass
-
-
-def shorten(value: object) -> str:
-    """A value as text, for a sentence."""
-    text = printable(repr(value))
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def read_fields(path: Path, values: dict[str, Any], fields: Fields) -> dict[str, Any]:
@@ -79,14 +70,6 @@ def read_fields(path: Path, values: dict[str, Any], fields: Fields) -> dict[str,
         field.check(path, value)
         numbers[name] = tuple(value) if field.length else value
     return numbers
-
-
-def check_fields(path: Path, cfg: object, fields: Fields) -> None:
-    """Refuse a dataclass with a number out of range, as shapes may tell it. Raises UserError."""
-    for name, field in fields.items():
-        value = getattr(cfg, name)
-        if value is not None:
-            field.check(path, value)
 
 
 def format_fields(cfg: object, fields: Fields) -> dict[str, Any]:
@@ -103,53 +86,16 @@ def read_layout(file: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- words beside the numbers
 
 # What transformers and diffusers write and what changes no picture: names, types, training, and what is read elsewhere.
-NEUTRAL = frozenset(
-    [
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "axes_lens",
-        "base_image_seq_len",
-        "base_shift",
-        "batch_norm_momentum",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dtype",
-        "eos_token_id",
-        "force_upcast",
-        "id2label",
-        "image_token_id",
-        "initializer_range",
-        "is_encoder_decoder",
-        "label2id",
-        "latents_mean",
-        "latents_std",
-        "max_image_seq_len",
-        "max_position_embeddings",
-        "max_shift",
-        "max_window_layers",
-        "mrope_interleaved",
-        "mrope_section",
-        "out_channels",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "problem_type",
-        "quantization",
-        "quantization_config",
-        "return_dict",
-        "sample_size",
-        "sliding_window",
-        "tie_word_embeddings",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "video_token_id",
-        "vision_config",
-        "vision_end_token_id",
-        "vision_start_token_id",
-    ]
-)
+NEUTRAL = {
+    "architectures", "attention_dropout", "auto_map", "axes_lens", "base_image_seq_len", "base_shift",
+    "batch_norm_momentum", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "force_upcast",
+    "id2label", "image_token_id", "initializer_range", "is_encoder_decoder", "label2id", "latents_mean", "latents_std",
+    "max_image_seq_len", "max_position_embeddings", "max_shift", "max_window_layers", "mrope_interleaved",
+    "mrope_section", "out_channels", "output_attentions", "output_hidden_states", "pad_token_id", "problem_type",
+    "quantization", "quantization_config", "return_dict", "sample_size", "sliding_window", "tie_word_embeddings",
+    "torch_dtype", "transformers_version", "use_cache", "video_token_id", "vision_config", "vision_end_token_id",
+    "vision_start_token_id",
+}  # fmt: skip
 
 
 def check_words(path: Path, values: dict[str, Any], computed: dict[str, Any], read: Collection[str]) -> None:
@@ -163,14 +109,14 @@ def check_words(path: Path, values: dict[str, Any], computed: dict[str, Any], re
         if word in read or word in NEUTRAL or word.startswith("_"):
             continue
         if word not in computed:
-            say_once(f"{path} says {shorten(word)}, a word that kleinlite does not know.")
+            say_once(f"{path} says {clip(repr(word))}, a word that kleinlite does not know.")
         elif isinstance(right, dict) and isinstance(value, dict):
             check_words(path, value, right, read)
         elif not is_computed(value, None if isinstance(right, dict) else right):
             known = right if isinstance(right, tuple) else (right,)
             raise UserError(
-                f"{path} says that {word} is {shorten(value)}, and kleinlite computes "
-                f"{' or '.join(map(shorten, known))}: take another model."
+                f"{path} says that {word} is {clip(repr(value))}, and kleinlite computes "
+                f"{' or '.join(map(repr, known))}: take another model."
             )
 
 

@@ -7,7 +7,6 @@ The kind of each layer follows from its tensors, never from a list: in FP8 files
 ones differs from file to file.
 """
 
-import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from mlx.utils import tree_unflatten
 
 from ..errors import UserError, clip
 from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
-from .fields import shorten
 from .quantize import quantized_layer
 
 GROUP = 64  # weights that share a scale, where mflux has quantized
@@ -53,22 +51,13 @@ def refuse_packing(what: object, packing: str) -> NoReturn:
 
 def read_comfy_words(arrays: dict[str, mx.array], metadata: dict[str, str]) -> dict[str, Any]:
     """How a file says that its layers are packed, by layer, in tensors or in the header. Raises UserError."""
-    ending = ".comfy_quant"
-    texts = {
-        name.removesuffix(ending): bytes(memoryview(w))  # type: ignore[arg-type]
-        for name, w in arrays.items()
-        if name.endswith(ending)
-    }
-    words = {}
-    with contextlib.suppress(ValueError, AttributeError, RecursionError):
-        words = dict(json.loads(metadata.get("_quantization_metadata", "{}")).get("layers", {}))
-    for layer, text in texts.items():
-        with contextlib.suppress(ValueError, RecursionError):
-            words[layer] = json.loads(text)
-    words = {layer: said for layer, said in words.items() if isinstance(said, dict)}
+    words = json.loads(metadata.get("_quantization_metadata", "{}")).get("layers", {})
+    for name, w in arrays.items():
+        if name.endswith(".comfy_quant"):
+            words[name.removesuffix(".comfy_quant")] = json.loads(bytes(memoryview(w)))  # type: ignore[arg-type]
     for layer, said in words.items():
         if said.get("format", COMFY_FORMATS[0]) not in COMFY_FORMATS:
-            refuse_packing(clip(layer), shorten(said["format"]).strip("'"))
+            refuse_packing(clip(layer), clip(str(said["format"])))
         if said.get("convrot"):
             refuse_packing(clip(layer), "a rotated matrix (convrot)")
     return words
@@ -160,43 +149,34 @@ def refuse_quantized(name: str, what: str) -> NoReturn:
 
 
 def check_quantized(name: str, tensors: dict[str, mx.array], spec: QuantSpec, scaled_twice: bool) -> None:
-    """Refuse codes and scales that do not belong to each other, by kind, type and shape. Raises UserError.
+    """Refuse codes and scales that do not belong to each other. Raises UserError.
 
     scaled_twice: whether the file has a second scale for its NVFP4 matrices; those of MLX's own tools have none.
     """
-    codes = tensors["weight"]
-    rows, words = codes.shape if codes.ndim == 2 else (0, 0)
-    columns = words * 32 // spec.bits
-    if not rows * words or codes.dtype != mx.uint32 or columns % spec.group or columns * spec.bits != words * 32:
-        refuse_quantized(name, "codes")
-    per_group = (rows, columns // spec.group)
-    real = mx.floating
-    expected: dict[str, tuple[tuple[int, int], mx.Dtype | mx.DtypeCategory]]
+    rows, words = tensors["weight"].shape if tensors["weight"].ndim == 2 else (0, 0)
+    per_group = (rows, words * 32 // spec.bits // spec.group)
+    expected = {"weight": (rows, words), "scales": per_group}
     if spec.mode == "affine":
-        expected = {"scales": (per_group, real), "biases": (per_group, real)}
-    else:
-        expected = {"scales": (per_group, mx.uint8)}
+        expected["biases"] = per_group
     if spec.mode == "nvfp4" and scaled_twice:
-        expected["global_scale"] = ((rows, 1), real)
-    wrong = sorted(tensors.keys() - expected.keys() - {"weight"})
-    for kind, (shape, dtype) in expected.items():
-        tensor = tensors.get(kind)
-        if tensor is None or tensor.shape != shape or not mx.issubdtype(tensor.dtype, dtype):
-            wrong.append(kind)
+        expected["global_scale"] = (rows, 1)
+    shapes = {kind: tensor.shape for kind, tensor in tensors.items()}
+    wrong = [kind for kind in sorted(shapes | expected) if shapes.get(kind) != expected.get(kind)]
     if wrong:
         refuse_quantized(name, " and ".join(wrong))
 
 
 def affine_spec(codes: mx.array, scales: mx.array, group: int) -> QuantSpec:
     """How MLX has quantized a matrix in such groups: the bits by how many words of codes there are."""
-    words, groups = (w.shape[-1] if w.ndim else 0 for w in (codes, scales))
+    words = codes.shape[-1]
+    groups = scales.shape[-1]
     bits = next((bits for bits in (2, 3, 4, 5, 6) if 32 * words == bits * group * groups), 8)
     return QuantSpec("affine", bits, group)
 
 
 def scale_per_row(name: str, scale: mx.array, rows: int) -> mx.array:
     """One number for a matrix, or one per row → (rows, 1), float32. Raises UserError."""
-    if scale.size not in (1, rows) or not mx.issubdtype(scale.dtype, mx.floating):
+    if scale.size not in (1, rows):
         refuse_quantized(name, "scales")
     return mx.broadcast_to(scale.astype(mx.float32).reshape(-1, 1), (rows, 1))
 
@@ -207,14 +187,9 @@ def scale_per_row(name: str, scale: mx.array, rows: int) -> mx.array:
 def from_nvfp4(
     name: str, codes: mx.array, scales: mx.array, second: mx.array | None, swizzled: bool
 ) -> QuantizedMatrix:
-    """An NVFP4 matrix of either layout, in MLX's order. ModelOpt's has that order already, Comfy's is swizzled.
-
-    Raises UserError.
-    """
-    rows, width = codes.shape if codes.ndim == 2 else (0, 0)
+    """An NVFP4 matrix of either layout, in MLX's order, which ModelOpt's has already. Raises UserError."""
+    rows, width = codes.shape
     columns = width // 8
-    if not rows * columns or width % 8:
-        refuse_quantized(name, "codes")
     size = -(-rows // 128) * 128 * -(-columns // 4) * 4
     if scales.size != size if swizzled else scales.shape != (rows, columns):
         refuse_quantized(name, "scales")
@@ -249,23 +224,16 @@ def is_swizzled(arrays: dict[str, mx.array], metadata: dict[str, str]) -> bool:
     if "_quantization_metadata" in metadata or any(name.endswith(".comfy_quant") for name in arrays):
         return True
     plain = swizzled = 0.0
-    layers = [name.removesuffix("_2") for name in sorted(arrays) if name.endswith(".weight_scale_2")]
-    layers = [name for name in layers if is_nvfp4(arrays.get(name.removesuffix("_scale")), arrays.get(name))]
+    layers = [name for name in sorted(arrays) if {f"{name}_scale", f"{name}_scale_2"} <= arrays.keys()]
     for name in layers[:: max(1, len(layers) // 8)]:
-        rows, width = arrays[name.removesuffix("_scale")].shape
+        rows, width = arrays[name].shape
         columns = width // 8
-        scales = arrays[name]
+        scales = arrays[f"{name}_scale"]
         if scales.shape != (rows, columns) or rows % 128 or columns % 4:
             return scales.shape != (rows, columns)
         plain += variance_explained(scales)
         swizzled += variance_explained(unswizzle(scales, rows, columns))
     return swizzled >= plain
-
-
-def is_nvfp4(codes: mx.array | None, scales: mx.array | None) -> bool:
-    """Whether these may be a matrix and its scales; `from_nvfp4` refuses what is not."""
-    pair = [w for w in (codes, scales) if w is not None and w.ndim == 2 and w.dtype == mx.uint8 and w.size]
-    return len(pair) == 2
 
 
 def variance_explained(scales: mx.array) -> float:

@@ -5,6 +5,7 @@ complete, finite and of the right shape, or one sentence names what is wrong and
 for. The spellings are said in `families`; LoRA's formula is chapter 14's, the others are in `lora_variants`.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -115,13 +116,12 @@ def guess_model(modules: Iterable[str], width: int | None) -> str | None:
 Factors = tuple[tuple[str, ...], ...]
 LOKR = [(first, second) for first in (("lokr_w1",), ("lokr_w1_a", "lokr_w1_b"))
         for second in (("lokr_w2",), ("lokr_w2_a", "lokr_w2_b"))]  # fmt: skip
-# Kind, names of the matrices that are multiplied with each other, of further tensors, and of those whose rows are rows
-# of the delta, or blocks of whole rows.
-KINDS: list[tuple[str, Factors, tuple[str, ...], tuple[str, ...]]] = [
-    ("LoRA", (("up", "down"),), (), ("up",)),
-    ("DoRA", (("up", "down"),), ("magnitude",), ("up", "magnitude")),
-    ("LoHa", (("hada_w1_a", "hada_w1_b"), ("hada_w2_a", "hada_w2_b")), (), ("hada_w1_a", "hada_w2_a")),
-    *(("LoKr", factors, (), factors[0][:1]) for factors in LOKR),
+# Kind, names of the matrices that are multiplied with each other, and of further tensors.
+KINDS: list[tuple[str, Factors, tuple[str, ...]]] = [
+    ("LoRA", (("up", "down"),), ()),
+    ("DoRA", (("up", "down"),), ("magnitude",)),
+    ("LoHa", (("hada_w1_a", "hada_w1_b"), ("hada_w2_a", "hada_w2_b")), ()),
+    *(("LoKr", factors, ()) for factors in LOKR),
 ]
 
 
@@ -137,11 +137,6 @@ class Tensors:
     kind: str
     arrays: dict[str, mx.array]
     factors: Factors
-    rows: tuple[str, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
 
     @property
     def rank(self) -> int | None:
@@ -156,9 +151,7 @@ class Tensors:
 
     @property
     def shape(self) -> Size | None:
-        """Rows and columns of the delta; None if the tensors do not fit each other, or one is empty."""
-        if any(0 in array.shape for array in self.arrays.values()):
-            return None
+        """Rows and columns of the delta; None if the tensors do not fit each other."""
         sizes = [product_shape([self.arrays[name] for name in names]) for names in self.factors]
         first = sizes[0]
         second = sizes[-1]
@@ -172,15 +165,15 @@ class Tensors:
 
     def swap_halves(self, path: Path) -> "Tensors":
         """The two halves of the delta's rows in each other's place. Raises UserError if there are no halves."""
-        rows = self.rows
-        if self.kind == "LoKr" and self.arrays[rows[0]].shape[0] == 1:  # one block of all rows, which are the second's
-            rows = self.factors[1][:1]
-        names = [name for name in rows if self.arrays[name].shape[0] > 1]  # else a length for each column
-        if any(self.arrays[name].shape[0] % 2 for name in names):
+        names = [factor[0] for factor in self.factors]
+        if self.kind == "LoKr":  # the first factor's rows are blocks of rows; where it is one block, the second's count
+            names = names[:1] if len(self.arrays[names[0]]) > 1 else names[1:]
+        rows = {name: w for name, w in self.arrays.items() if name in (*names, "magnitude") and len(w) > 1}
+        if any(len(w) % 2 for w in rows.values()):
             raise UserError(
                 f"{path}: the change of the final modulation has no two halves of rows, so it cannot be read."
             )
-        return replace(self, arrays=self.arrays | {name: swap_halves(self.arrays[name]) for name in names})
+        return replace(self, arrays=self.arrays | {name: swap_halves(w) for name, w in rows.items()})
 
     def delta(self, scaling: float, weight: Callable[[], mx.array]) -> nn.Module:
         """The module that computes it. weight: the matrix that it stands beside, which only DoRA asks for."""
@@ -197,7 +190,6 @@ class Tensors:
 
 
 def product_shape(matrices: list[mx.array]) -> Size | None:
-    """The shape of one matrix, or of two multiplied; None if they cannot be."""
     shapes = [matrix.shape for matrix in matrices]
     if any(len(shape) != 2 for shape in shapes) or (len(shapes) == 2 and shapes[0][1] != shapes[1][0]):
         return None
@@ -213,9 +205,9 @@ def parse_module(path: Path, module: str, arrays: dict[str, mx.array]) -> Tensor
     """One of the four kinds. Raises UserError for half a pair, two kinds in one, and matrices that do not fit."""
     if "alpha" in arrays and arrays["alpha"].size != 1:
         raise UserError(f"{path}: the alpha of {clip(module)} is not one number.")
-    for kind, factors, others, rows in KINDS:
+    for kind, factors, others in KINDS:
         if arrays.keys() - {"alpha"} == {name for names in (*factors, others) for name in names}:
-            tensors = Tensors(kind, arrays, factors, rows)
+            tensors = Tensors(kind, arrays, factors)
             if tensors.shape is None:
                 raise UserError(
                     f"{path}: {clip(module)} is tensors that do not go together ({clip(tensors.sizes, 100)})."
@@ -236,7 +228,7 @@ class Adapter:
     modules: dict[str, Tensors]  # by the names in the file
     metadata: dict[str, str]
     config: dict[str, Any]  # what is said of its strength, see `read_config`
-    sha256: str  # of the bytes that were read
+    sha256: str
 
     @property
     def source(self) -> str:
@@ -246,7 +238,7 @@ class Adapter:
     @property
     def nbytes(self) -> int:
         """What it takes in memory."""
-        return sum(tensors.nbytes for tensors in self.modules.values())
+        return sum(array.nbytes for tensors in self.modules.values() for array in tensors.arrays.values())
 
     @property
     def kind(self) -> str:
@@ -256,26 +248,24 @@ class Adapter:
     @cached_property
     def families(self) -> list[Family]:
         """The families all of whose names it may have: one, but for spellings that two families share."""
-        return [family for family in FAMILIES if all(find_target(module, family) for module in self.modules)]
+        return [family for family in FAMILIES if len(self.targets(family)) == len(self.modules)]
 
-    def targets(self, family: Family | None = None) -> dict[str, Target]:
-        """What each module changes, in a model of this family, or of the one that it is for."""
-        family = family or self.families[0]
+    def targets(self, family: Family) -> dict[str, Target]:
+        """What each module changes, in a model of this family."""
         found = {module: find_target(module, family) for module in self.modules}
         return {module: target for module, target in found.items() if target is not None}
 
     @property
     def width(self) -> int | None:
         """Columns of the matrices that read the stream, which is the width of the model."""
-        readers = self.families[0].lora.readers
-        for module, target in self.targets().items():
-            if target.path.endswith(readers):
+        family = self.families[0]
+        for module, target in self.targets(family).items():
+            if target.path.endswith(family.lora.readers):
                 return (self.modules[module].shape or (0, 0))[1]
         return None
 
     @property
     def model(self) -> str | None:
-        """The model that it seems to be for."""
         return guess_model(self.modules, self.width)
 
     def scaling(self, module: str) -> float:
@@ -294,8 +284,8 @@ class Adapter:
     @property
     def trained_on(self) -> str | None:
         """The model on which it was trained, if the header says so, in its own words."""
-        own = read_words(self.metadata.get("kleinlite", "{}"))
-        said = [own.get("model") if isinstance(own, dict) else None]
+        own = read_words(self.metadata.get("kleinlite", "{}")) or {}
+        said = [own.get("model")]
         said += [self.metadata.get(name) for name in ("ss_base_model_version", "modelspec.architecture", "model")]
         return next((clip(words) for words in said if isinstance(words, str) and words), None)
 
@@ -322,11 +312,10 @@ class Adapter:
             title = guess_model(self.modules, None) or self.families[0].title
             raise UserError(f"{self.path} is an adapter for {title}, and this model is {family.title}.")
         targets = self.targets(family)
+        hint = f": it looks like an adapter for {self.model}" if self.model else ""
         absent = [module for module, target in targets.items() if target.path not in shapes]
         if absent:
-            raise UserError(
-                f"{self.path} changes blocks that this model does not have ({list_names(absent)}){self._hint()}."
-            )
+            raise UserError(f"{self.path} changes blocks that this model does not have ({list_names(absent)}){hint}.")
         places: dict[str, dict[int | None, str]] = {}
         for module, target in targets.items():
             thirds = places.setdefault(target.path, {})
@@ -339,17 +328,12 @@ class Adapter:
             if tensors.shape != size:
                 raise UserError(
                     f"{self.path}: {clip(module)} is a change of {' × '.join(map(str, tensors.shape or ()))} "
-                    f"({clip(tensors.sizes, 100)}) and the matrix here is {size[0]} × {size[1]}{self._hint()}."
+                    f"({clip(tensors.sizes, 100)}) and the matrix here is {size[0]} × {size[1]}{hint}."
                 )
-            if target.swapped:
-                tensors.swap_halves(self.path)
         return places
 
-    def _hint(self) -> str:
-        return f": it looks like an adapter for {self.model}" if self.model else ""
-
     def _delta(self, module: str, target: Target, layer: nn.Module) -> nn.Module:
-        """One module's tensors as a module of ours, beside a layer or a third of it."""
+        """One module of the file as one of ours, beside a layer or a third of it."""
         tensors = self.modules[module]
         if target.swapped:
             tensors = tensors.swap_halves(self.path)
@@ -386,18 +370,18 @@ def read_config(path: Path, metadata: dict[str, str], modules: Iterable[str]) ->
     texts = [text for name, text in metadata.items() if '"lora_alpha"' in text and name != "kleinlite"]
     if path.name.startswith("adapter_model.") and beside.is_file():
         where = f"{beside.name} says"
-        words: Any = read_json(beside)
+        words: dict[str, Any] | None = read_json(beside)
     elif "lora_adapter_metadata" in metadata or texts:
         words = read_words(metadata.get("lora_adapter_metadata", *texts[:1]))
     else:
         where = "its header says of alpha"
         words = {"lora_alpha": read_plain_alpha(metadata, modules)}
-    if isinstance(words, dict):
+    if words is not None:
         words = {name.removeprefix("transformer."): value for name, value in words.items()}
         if words.get("lora_alpha") is None:
             words["lora_alpha"] = words.get("alpha")  # of LoKr and LoHa
         patterns = words.get("alpha_pattern") or {}
-        alphas = [alpha for alpha in [words["lora_alpha"]] if alpha is not None]
+        alphas = [] if words["lora_alpha"] is None else [words["lora_alpha"]]
         plain = isinstance(patterns, dict) and all(map(PLAIN_PATTERN.fullmatch, patterns))
         if plain and all(map(is_alpha, [*alphas, *patterns.values()])):
             check_words(path, words, PEFT_WORDS, words.keys() - PEFT_WORDS)
@@ -423,12 +407,12 @@ def read_plain_alpha(metadata: dict[str, str], modules: Iterable[str]) -> Any:
     return next(iter(alphas), None) if len(alphas) < 2 else " and ".join(said.values())
 
 
-def read_words(text: str) -> Any:
+def read_words(text: str) -> dict[str, Any] | None:
     """What JSON in a header says; None if it is damaged."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    words = None
+    with contextlib.suppress(ValueError, RecursionError):
+        words = json.loads(text)
+    return words if isinstance(words, dict) else None
 
 
 def is_alpha(value: object) -> bool:
@@ -452,7 +436,7 @@ def describe_adapter(adapter: Adapter) -> dict[str, str]:
     """What an adapter is, and what it would change, in words."""
     blocks: dict[str, set[int]] = {}
     matrices: dict[str, set[str]] = {}
-    for target in adapter.targets().values():
+    for target in adapter.targets(adapter.families[0]).values():
         stream = re.match(r"(\w+)_blocks\.(?:[a-z]\w*\.)?(\d+)\.", target.path)
         if stream:
             blocks.setdefault(stream[1], set()).add(int(stream[2]))
@@ -512,17 +496,16 @@ def open_adapter(path: str | Path) -> Adapter:
     coded = sorted({kind for name, kind in types.items() if kind not in allowed[name]})
     if coded:
         raise UserError(f"{path} has numbers of the type {', '.join(coded)}: save it in bfloat16 or float16.")
-    content = path.read_bytes()  # a whole model, of gigabytes, is refused by now
-    arrays, metadata = file.load(content)
-    if arrays.keys() != types.keys():
-        raise UserError(f"{path} was replaced while it was read: try again.")
+    arrays, metadata = file.load()  # a whole model, of gigabytes, is refused by now
+    mx.eval(arrays)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     modules = {module: {kind: arrays[name] for kind, name in tensors.items()} for module, tensors in names.items()}
     parsed = {module: parse_module(path, module, tensors) for module, tensors in modules.items()}
     bad = [m for m, tensors in modules.items() if not all(mx.isfinite(a).all().item() for a in tensors.values())]
     if bad:
         raise UserError(f"{path} has numbers that are not finite ({list_names(bad)}): its training has failed.")
     config = read_config(path, metadata, parsed)
-    return Adapter(name or path.stem, path, parsed, metadata, config, hashlib.sha256(content).hexdigest())
+    return Adapter(name or path.stem, path, parsed, metadata, config, sha256)
 
 
 def sort_names(path: Path, names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -550,11 +533,9 @@ def sort_names(path: Path, names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 def is_duplicate(module: str, modules: dict[str, Any]) -> bool:
     """Does the file also have this matrix in another spelling? Some files have both."""
-    for pattern, replacement in (rule for family in FAMILIES for rule in family.lora.duplicates):
-        other = re.sub(pattern, replacement, module)
-        if other != module and other in modules:
-            return True
-    return False
+    rules = [rule for family in FAMILIES for rule in family.lora.duplicates]
+    others = {re.sub(pattern, replacement, module) for pattern, replacement in rules} - {module}
+    return not others.isdisjoint(modules)
 
 
 def check_names(path: Path, arrays: Iterable[str], modules: Iterable[str], unknown_names: list[str]) -> None:
@@ -566,10 +547,7 @@ def check_names(path: Path, arrays: Iterable[str], modules: Iterable[str], unkno
         raise UserError(f"{path} holds {whole if is_model else 'nothing of an adapter'} ({list_names(arrays)}).")
     text = [name for name in modules if TEXT_ENCODER.match(name)]
     if text:
-        raise UserError(
-            f"{path} changes a text encoder ({list_names(text)}), which no adapter of klein does: it is another "
-            "model's."
-        )
+        raise UserError(f"{path} changes a text encoder ({list_names(text)}), as no adapter of klein does.")
     unknown = min(([name for name in modules if not find_target(name, family)] for family in FAMILIES), key=len)
     if unknown or unknown_names:
         model = guess_model(modules + unknown_names, None)

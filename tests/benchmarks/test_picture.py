@@ -1,13 +1,11 @@
 """The bench: random models in the released layout, and the ledger of a picture."""
 
-import json
 import math
 import re
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 from test_names import text_encoder_shapes, transformer_shapes
 
 from benchmarks import picture
@@ -39,18 +37,6 @@ def test_a_random_model_has_the_released_names_shapes_and_type(size, text):
         found = picture.make_random_weights(picture.to_released(module, rules, mx.bfloat16))
         assert {name: w.shape for name, w in found.items()} == expected
         assert {w.dtype for w in found.values()} == {mx.bfloat16}
-
-
-def test_shards_and_their_index(tmp_path):
-    arrays = picture.to_released(TextEncoder(SMALL_TEXT), picture.TEXT_ENCODER_NAMES, mx.bfloat16)
-    picture.write_part(tmp_path / "t", "model", {}, arrays, mx.clear_cache, 200_000)
-    index = json.loads((tmp_path / "t" / "model.safetensors.index.json").read_text())["weight_map"]
-    files = sorted(p.name for p in (tmp_path / "t").glob("*.safetensors"))
-    assert len(files) > 1 and sorted(set(index.values())) == files
-    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    assert len(index) == len(tree_flatten(TextEncoder(SMALL_TEXT).parameters()))
-    for file in files:
-        assert set(mx.load(str(tmp_path / "t" / file))) == {name for name, place in index.items() if place == file}
 
 
 def test_random_weights_keep_sizes():

@@ -8,11 +8,11 @@ from PIL import Image, PngImagePlugin
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.cli import main
-from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 from recipe.data import train_tokenizer
+from recipe.saving import save_encoders, save_transformer
 
 PROMPT = "a red circle"
 MADE = {"model": "nano", "prompt": PROMPT, "seed": 1, "steps": 4, "guidance": 1.0}

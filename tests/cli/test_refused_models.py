@@ -112,25 +112,23 @@ def test_damaged_weights(part, unusable, tiny):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000000\n"
     path.write_bytes(pointer)
     unusable(f"{path} git-lfs's note `git lfs pull` in its folder")
-    for damaged in (b"", data[:5], data[:100], data[:20] + b"\xff" + data[21:]):
+    stopped = data[:-1], data[: len(data) // 2]  # downloads
+    for damaged in (b"", data[:5], data[:100], data[:20] + b"\xff" + data[21:], *stopped):
         path.write_bytes(damaged)
-        unusable(f"{path} not a safetensors file damaged download it again")
-    for length in (len(data) // 2, len(data) - 1):  # the second is what a stopped download leaves
-        path.write_bytes(data[:length])
-        unusable(f"{path} {length:,} of {len(data):,} bytes missing download it again")
+        unusable(f"{path} {len(damaged):,} bytes not a whole safetensors file download it again")
 
 
 @pytest.mark.parametrize("header", [b'{"a": {"dtype": "F16"}}', b'{"a": 1}'])
 def test_weights_with_a_strange_header(header, unusable, tiny):
     path = tiny / "vae" / WEIGHTS["vae"]
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    unusable(f"{path} not a safetensors file damaged download it again")
+    unusable(f"{path} not a whole safetensors file download it again")
 
 
 def test_weights_of_an_unknown_type(unusable, tiny):
     path = tiny / "transformer" / WEIGHTS["transformer"]
     path.write_bytes(path.read_bytes().replace(b'"F16"', b'"F99"', 1))
-    unusable(f"{path} not a safetensors file F99 download it again")
+    unusable(f"{path} not a whole safetensors file F99 download it again")
 
 
 @PARTS
@@ -166,7 +164,7 @@ def test_missing_and_truncated_shards(part, unusable, tiny):
     Path("x.png").unlink()
     data = second.read_bytes()
     second.write_bytes(data[:-1])
-    unusable(f"{second} {len(data) - 1:,} of {len(data):,} bytes missing")
+    unusable(f"{second} {len(data) - 1:,} bytes not a whole safetensors file")
     second.unlink()
     unusable(f"{second} named in {path.name}.index.json but missing: download")
 

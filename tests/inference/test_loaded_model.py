@@ -180,7 +180,11 @@ def test_the_table_escapes_the_name(tmp_path):
 
 def test_numbers_that_are_not_finite_make_no_picture():
     klein = Klein.from_pretrained("nano")
-    for noise in (mx.full((1, 36, 128), 1e38), mx.concatenate([mx.zeros((1, 36, 128)), mx.full((1, 36, 128), 1e38)])):
+    for noise in (
+        mx.full((1, 36, 128), mx.nan),
+        mx.full((1, 36, 128), 1e38),
+        mx.concatenate([mx.zeros((1, 36, 128)), mx.full((1, 36, 128), 1e38)]),
+    ):
         with pytest.raises(ValueError, match="not finite, of which no picture can be made: take dtype"):
             klein(["a"] * len(noise), noise=noise, steps=1, progress=False)
 

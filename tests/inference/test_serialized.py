@@ -66,7 +66,7 @@ drawn["after 5"] = draw(5)
     "threads that read prompts, load parts and open models": """
 drawn = {}
 def work(i):
-    mine = Klein.from_pretrained(klein._model.checkpoint.folder)
+    mine = Klein.from_pretrained(klein._model.checkpoint.home.path)
     features = mine.encode_prompt("a red circle")
     assert features.shape[0] == 1 and mine.autoencoder is mine.autoencoder
     drawn[f"{i} {i}"] = hashlib.md5(mine("a red circle", seed=i, **wish).tobytes()).hexdigest()

@@ -62,7 +62,7 @@ def test_a_row_too_few_is_seen(monkeypatch):
     """The checks above notice strips without their neighbors' rows."""
     monkeypatch.setattr(strips, "SMALL_BYTES", 0)
     monkeypatch.setattr(strips, "STRIP_BYTES", 6000)
-    monkeypatch.setattr(strips.Picture, "with_neighbors", lambda self, i: (self.strip(i), 0, 0))
+    monkeypatch.setattr(strips.Picture, "with_neighbors", lambda self, i: (self.strips[i], 0, 0))
     whole, in_strips = pair(AutoencoderConfig.tiny())
     z = normal(1, 10, 6, 32)
     assert not close(in_strips.decoder(z), whole.decoder(z))

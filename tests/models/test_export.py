@@ -25,8 +25,7 @@ CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what 
 
 
 @pytest.mark.parametrize("name", [4, *slow(3, "nvfp4", "mxfp8")])
-def test_a_quantized_copy(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(export.write_part, "__defaults__", (300_000,))
+def test_a_quantized_copy(name, tmp_path):
     export.quantize_model("nano", tmp_path / "q", name, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["q"]
     copy = Klein.from_pretrained(tmp_path / "q")
@@ -34,8 +33,6 @@ def test_a_quantized_copy(name, tmp_path, monkeypatch):
     config = json.loads((tmp_path / "q" / "transformer" / "config.json").read_text())
     p = QUANT_SPECS[name]
     assert config["quantization"] == {"group_size": p.group, "bits": p.bits, "mode": p.mode}
-    shards = sorted((tmp_path / "q" / "transformer").glob("*.safetensors"))
-    assert len(shards) > 1 and all(path.stat().st_size < 400_000 for path in shards)
     names = [k for path in (tmp_path / "q" / "text_encoder").glob("*.safetensors") for k in mx.load(str(path))]
     assert not [k for k in names if "layers.3" in k or k.startswith("norm")]
     with pytest.raises(ValueError, match="quantized already"):

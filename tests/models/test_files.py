@@ -56,22 +56,13 @@ def test_a_header_that_is_one_byte_short(model, told):
     length = int.from_bytes(data[:8], "little")
     data = (length + 1).to_bytes(8, "little") + data[8 : 8 + length] + b" " + data[8 + length :]
     path.write_bytes(length.to_bytes(8, "little") + data[8:])
-    told(str(path), "damaged", "not fully covered")
-
-
-@pytest.mark.parametrize(
-    "where", ["../../outside.safetensors", "/etc/passwd", "..\\x.safetensors", ".", "", "x.bin", 7, ["x"]]
-)
-def test_shards_are_plain_names(model, told, where):
-    shutil.copy(model / VAE, model.parent / "outside.safetensors")
-    (model / f"{VAE}.index.json").write_text(json.dumps({"weight_map": {"a": where}}))
-    told("index.json names no files beside it")
+    told(str(path), "not a whole safetensors file", "not fully covered")
 
 
 @pytest.mark.parametrize("weight_map", [None, [], {}, "x", 1])
 def test_an_index_of_another_shape(model, told, weight_map):
     (model / f"{VAE}.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    told("index.json names no files beside it")
+    told("index.json names no files in which the weights are")
 
 
 def test_links_are_followed(model, tmp_path):
@@ -91,10 +82,10 @@ def test_a_link_that_leads_nowhere(model, told):
 def test_pipes_and_devices(model, told, file):
     (model / file).unlink()
     os.mkfifo(model / file)
-    told("missing" if file == VAE else "is not a file")
+    told(file, "missing")
     (model / file).unlink()
     (model / file).symlink_to("/dev/zero")
-    told("missing" if file == VAE else "is not a file")
+    told(file, "missing")
 
 
 def test_a_copy_takes_only_what_lies_there(model, tmp_path):
@@ -212,23 +203,12 @@ def other_tensor(arrays: dict, name: str, change: Callable[[mx.array], mx.array]
 
 ANY = (4, "mxfp4", "mxfp8", "nvfp4")
 PACKED = [  # packings, the tensor that is wrong, what it is in place of a part's tensors, what is said of it
-    (ANY, "weight", lambda w: w.reshape(-1), "codes"),
-    (ANY, "weight", lambda w: w[None], "codes"),
-    (ANY, "weight", lambda w: w[0, 0], "codes"),
-    (ANY, "weight", lambda w: w.astype(mx.int32), "codes"),
-    (ANY, "weight", lambda w: w[:0], "codes"),
     (ANY, "scales", lambda w: w[:, :-1], "scales"),
     (ANY, "scales", lambda w: w[:-1], "scales"),
     (ANY, "scales", lambda w: mx.concatenate([w, w], axis=1), "scales"),
-    (ANY, "scales", lambda w: w[0, 0], "scales"),
-    (ANY, "scales", lambda w: w.astype(mx.int32), "scales"),
-    ((4,), "scales", lambda w: w.astype(mx.uint8), "scales"),
-    (ANY[1:], "scales", lambda w: w.astype(mx.float32), "scales"),
     ((4,), "biases", lambda w: w[:, :-1], "biases"),
-    ((4,), "biases", lambda w: w.astype(mx.int32), "biases"),
     ((4,), "biases", None, "biases"),
     (("nvfp4",), "global_scale", lambda w: w[0], "global_scale"),
-    (("nvfp4",), "global_scale", lambda w: w.astype(mx.int32), "global_scale"),
     (("nvfp4",), "global_scale", None, "global_scale"),
 ]
 
@@ -236,7 +216,7 @@ PACKED = [  # packings, the tensor that is wrong, what it is in place of a part'
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])
 @pytest.mark.parametrize("mode, kind, change, what", [(mode, *case) for modes, *case in PACKED for mode in modes])
 def test_packed_matrices_of_the_wrong_form(copies, model, tmp_path, part, mode, kind, change, what):
-    """Type, shape, and what must be there: what belongs to a matrix is judged before it is read."""
+    """Shape, and what must be there: what belongs to a matrix is judged before it is read."""
     spoil(copies[mode], tmp_path / "q", part, lambda arrays, layer: (
         other_tensor(arrays, f"{layer}.{kind}", change) if change else without(arrays, f"{layer}.{kind}")
     ))  # fmt: skip
@@ -304,7 +284,7 @@ def test_fp8_in_an_autoencoder_is_refused(model):
     mx.eval(arrays)
     name = next(name for name in sorted(arrays) if name.endswith(".weight") and arrays[name].ndim == 1)
     mx.save_safetensors(str(path), arrays | {name: mx.to_fp8(arrays[name])})
-    is_refused(model, "is of the type uint8")
+    is_refused(model, "uint8) should have real numbers")
 
 
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])
@@ -342,13 +322,6 @@ def raw_file(tensors: dict[str, tuple[str, int]]) -> bytes:
     return len(text).to_bytes(8, "little") + text + bytes(end)
 
 
-@pytest.mark.parametrize("name", ["a" * 240_000, "a\nb", "\x1b[2J.weight"])
-def test_tensors_with_names_that_no_model_has(model, name):
-    [path] = open_weights(model / "transformer").files
-    path.write_bytes(raw_file({name: ("F32", 12)}))
-    is_refused(model, "names that no model has")
-
-
 def test_the_words_of_parts_are_cut(model):
     with pytest.raises(ValueError, match="parts names") as error:
         open_checkpoint(model, dtype=mx.float32, parts={f"{i}" * 1000: "nano" for i in range(1000)})
@@ -357,7 +330,7 @@ def test_the_words_of_parts_are_cut(model):
 
 def test_a_single_file_is_read_by_its_content(tmp_path):
     """A file of the hub's store has no ending."""
-    [path] = open_weights(Path(open_checkpoint("nano", dtype=mx.float32).folder) / "transformer").files
+    [path] = open_weights(open_checkpoint("nano", dtype=mx.float32).home.path / "transformer").files
     for name in ("transformer", "transformer.bin"):
         shutil.copy(path, tmp_path / name)
         assert set(load_arrays(tmp_path / name)) == set(load_arrays(path))

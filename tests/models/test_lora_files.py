@@ -268,7 +268,7 @@ def test_files_that_are_no_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file"):
         open_adapter(tmp_path / "none.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(b"\x00" * 20)
-    with pytest.raises(ValueError, match="not a safetensors file"):
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
         open_adapter(tmp_path / "cut.safetensors")
 
 
@@ -337,16 +337,8 @@ def test_a_file_is_read_once_and_hashed_as_it_was_read(net, right, tmp_path):
 def test_a_whole_model_is_refused_before_it_is_read(net, right, tmp_path, monkeypatch):
     """It may have 16 GB; its header says what it is."""
     path = write(tmp_path / "model.safetensors", {"double_blocks.0.img_attn.qkv.weight": mx.ones((2, 2))})
-    monkeypatch.setattr(Path, "read_bytes", None)
+    monkeypatch.setattr(mx, "load", None)
     refused(path, "whole weights, not an adapter")
-
-
-def test_a_file_that_is_replaced_while_it_is_read(net, right, tmp_path, monkeypatch):
-    path = write(tmp_path / "x.safetensors", right)
-    other = write(tmp_path / "y.safetensors", dict(list(right.items())[:2])).read_bytes()
-    for content, words in ((other, "was replaced while it was read"), (other[:99], "MLX cannot read")):
-        monkeypatch.setattr(Path, "read_bytes", lambda path, content=content: content)
-        refused(path, words)
 
 
 def test_checked_by_shapes_alone(net, right, tmp_path, monkeypatch):
@@ -383,7 +375,6 @@ def test_the_four_kinds(tmp_path, tensors, kind, shape, rank):
         {"lora_A.weight": (3, 8), "lora_B.weight": (6, 3), "dora_scale": (5,)},
         {"hada_w1_a": (6, 2), "hada_w1_b": (2, 8), "hada_w2_a": (6, 3), "hada_w2_b": (3, 7)},
         {"lora_A.weight": (), "lora_B.weight": (6, 3)},
-        {"lora_A.weight": (0, 8), "lora_B.weight": (6, 0)},  # alpha would be divided by a rank of 0
         {"lora_A.weight": (1, 3, 8), "lora_B.weight": (6, 3)},
         {"lokr_w1": (2,), "lokr_w2": (3, 4)},
         {"lokr_w1": (1,) * 1000, "lokr_w2": (3, 4)},
@@ -592,15 +583,6 @@ def test_what_is_told_of_a_file_is_short(right, tmp_path):
     path = write(tmp_path / "x.safetensors", right, {"kleinlite": json.dumps({"model": "a\x1b[2J" * 10_000})})
     told = describe_adapter(open_adapter(path))
     assert len(told["trained on"]) < 300 and told["trained on"].isprintable()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["a" * 240_000, "a" * 240_000 + ".lora_A.weight", "transformer." * 20_000 + "x.alpha", "a\nb\x1b[2J", "é\u202e"],
-)
-def test_names_that_no_model_has(right, tmp_path, name):
-    path = write(tmp_path / "x.safetensors", right | {name: mx.ones((2, 2))})
-    refused(path, "names that no model has")
 
 
 @pytest.mark.parametrize(

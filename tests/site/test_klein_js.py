@@ -23,7 +23,6 @@ from kleinlite import Klein, transformer
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, GroupNorm, LatentBatchNorm, unpatchify
 from kleinlite.book import mistakes
 from kleinlite.inference.fast_preview import fit_preview, preview_pixels
-from kleinlite.models.export import save_encoders, save_transformer
 from kleinlite.nano.limits import describe_limits
 from kleinlite.pipeline import to_images
 from kleinlite.position_ids import apply_rope, image_ids
@@ -31,6 +30,7 @@ from kleinlite.sampling import noise, schedule
 from kleinlite.text_encoder import TEMPLATE, TextEncoder, TextEncoderConfig
 from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig, modulate
+from recipe.saving import save_encoders, save_transformer
 from tools.chromium import serving
 
 OPEN = """async ([scripts, model, script, kernel]) => {

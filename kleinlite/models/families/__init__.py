@@ -21,12 +21,10 @@ FAMILIES = (KLEIN, Z_IMAGE, FLUX3)
 
 
 def family_of(cfg: TransformerNumbers) -> Family:
-    """The family of a transformer's config."""
     return next(family for family in FAMILIES if family.transformer.config is type(cfg))
 
 
 def network_of(cfg: Any) -> type[nn.Module]:
-    """The network that a config describes."""
     formats = (form for family in FAMILIES for part in family.parts.values() for form in (part, *part.others))
     return next(form.network for form in formats if form.config is type(cfg))
 

@@ -7,7 +7,7 @@ is of; it asks the record. A new family is its chapter, its file here, its row i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -31,7 +31,7 @@ Rules = list[Rule]  # for chapter 8's `rename`: from our names to those of the r
 Schedule = Callable[[int, int], list[float]]  # steps and image tokens → noise levels
 
 
-class TransformerNumbers(Protocol):
+class TransformerNumbers(Hashable, Protocol):
     """What every family's transformer config has."""
 
     @property
@@ -87,21 +87,6 @@ def shifted_schedule(steps: int, tokens: int, shift: float) -> list[float]:
     return static_schedule(steps, shift)
 
 
-def no_words(cfg: Any) -> Values:
-    """For a part without a config.json."""
-    return {}
-
-
-def no_contradictions(cfg: Any) -> list[str]:
-    """For numbers that cannot contradict each other."""
-    return []
-
-
-def every_tensor(cfg: Any, name: str) -> bool:
-    """For files all of whose tensors are used."""
-    return True
-
-
 @dataclass(frozen=True)
 class PartFormat:
     """How a part (transformer, text encoder or autoencoder) stands in files."""
@@ -111,12 +96,12 @@ class PartFormat:
     fields: Fields  # config.json's numbers
     names: Rules  # what the released folders call its tensors
     anchor: str  # our name of a tensor that all its files have, and no other part's
-    format: Callable[[Any], Values] = no_words  # config → config.json, also what we compute, see `check_words`
+    format: Callable[[Any], Values] = lambda cfg: {}  # config → config.json, also what we compute, see `check_words`
     own_parse: Callable[[Path, Values, Values], Any] | None = None  # as `parse`, where the config is no plain table
     computed: Values = field(default_factory=dict)  # further words, and values that mean the same
     infer: Callable[[Shapes], Any] | None = None  # shapes in a single file → config; None: it cannot be one file
-    contradictions: Callable[[Any], list[str]] = no_contradictions  # between numbers that are right one by one
-    is_used: Callable[[Any, str], bool] = every_tensor  # config and a tensor's name in the file: is it loaded?
+    contradictions: Callable[[Any], list[str]] = lambda cfg: []  # between numbers that are right one by one
+    is_used: Callable[[Any, str], bool] = lambda cfg, name: True  # is this tensor of the file loaded?
     build: Callable[[Any], nn.Module] | None = None  # what is loaded, where it is less than the whole network
     others: tuple[PartFormat, ...] = ()  # what can stand in its place
 
@@ -156,8 +141,6 @@ class Family:
     autoencoder: PartFormat
     lora: LoraNames
     released: dict[str, Configs]  # by the name of a size in the registry
-    sizes: dict[int, tuple[str, str]]  # text features per token → a released model, and its text encoder
-    encoders: dict[int, tuple[str, str]]  # width of a text encoder → its name, and the released model it belongs to
     defaults: dict[bool, tuple[int, float]]  # distilled or not → steps, guidance
     no_guidance: float  # the guidance that does nothing
     guidance_fixed: bool  # a distilled model refuses a guidance

@@ -189,8 +189,6 @@ FLUX3 = Family(
         )
         for name, flow_map in (("flux3", True), ("flux3-base", False))
     },
-    sizes={20480: ("flux3", "Qwen3-VL-4B")},
-    encoders={2560: ("Qwen3-VL-4B", "flux3")},
     defaults={True: (16, 1.0), False: (50, 3.5)},
     no_guidance=1.0,
     guidance_fixed=True,

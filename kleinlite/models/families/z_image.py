@@ -166,8 +166,6 @@ Z_IMAGE = Family(
     ),
     lora=LORA_NAMES,
     released={"z-image": Configs(ZImageConfig(), TextEncoderConfig(out_layers=(35,)), Flux1AutoencoderConfig())},
-    sizes={2560: ("Z-Image", "Qwen3-4B")},
-    encoders={2560: ("Qwen3-4B", "Z-Image")},
     defaults={True: (8, 0.0), False: (50, 4.0)},
     no_guidance=0.0,
     guidance_fixed=False,
