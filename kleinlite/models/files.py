@@ -6,6 +6,7 @@ whoever has made it, comes from a `WeightFile`.
 """
 
 import json
+import re
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,8 +244,9 @@ def check_safetensors(path: Path, file: BinaryIO) -> dict[str, dict[str, Any]]:
 
 
 def read_shard_names(index: Path) -> list[str]:
-    """The files that an index of shards names. Raises UserError if it names none."""
+    """The files that an index of shards names. Raises UserError unless they are plain names beside it."""
     places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not places:
-        raise UserError(f"{index} names no files in which the weights are: download it again.")
-    return sorted(set(map(str, places.values())))
+    names = list(map(str, places.values())) if isinstance(places, dict) else []
+    if not names or not all(re.fullmatch(r"[^/\\\0]+\.safetensors", name) for name in names):
+        raise UserError(f"{index} names no files beside it in which the weights are: download it again.")
+    return sorted(set(names))

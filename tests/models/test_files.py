@@ -59,10 +59,17 @@ def test_a_header_that_is_one_byte_short(model, told):
     told(str(path), "not a whole safetensors file", "not fully covered")
 
 
+@pytest.mark.parametrize("where", ["../../outside.safetensors", "/etc/passwd", "..\\x.safetensors", "", "x.bin", 7])
+def test_shards_are_plain_names(model, told, where):
+    shutil.copy(model / VAE, model.parent / "outside.safetensors")
+    (model / f"{VAE}.index.json").write_text(json.dumps({"weight_map": {"a": where}}))
+    told("index.json names no files beside it")
+
+
 @pytest.mark.parametrize("weight_map", [None, [], {}, "x", 1])
 def test_an_index_of_another_shape(model, told, weight_map):
     (model / f"{VAE}.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    told("index.json names no files in which the weights are")
+    told("index.json names no files beside it")
 
 
 def test_links_are_followed(model, tmp_path):
