@@ -6,8 +6,8 @@ whoever has made it, comes from a `WeightFile`.
 """
 
 import json
-import re
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
