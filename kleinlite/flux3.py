@@ -4,12 +4,12 @@ klein's successor stands behind a gate, and we have never seen its files. Can we
 difference, and know that the port is right?
 
 Letters: b pictures, (gh, gw) rows and columns of patches, n = gh·gw picture tokens, r reference tokens, m text
-tokens, d width, s all rows in a shape; as a noise level, s is where a step ends.
+tokens, d width, s where a step ends.
 
 Sources: names and constants: diffusers' transformer_flux3.py, mflux 0.24 and flux3-mlx 0.1, not the released files,
 which are gated and which we have not seen. Flow maps: Boffi et al. 2024, arXiv 2406.07507.
 
-Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 9203dd54)
+Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 32499d1a)
 """
 
 import math
@@ -49,11 +49,11 @@ class Flux3Config(flux2.TransformerConfig):
     single_blocks: int = 28  # the joint ones
     d_text: int = 20480
     theta: float = 10000.0
-    flow_map: bool = True  # told where a step ends; the base model is not
+    flow_map: bool = True  # given where a step ends; the base model is not
 
 
 class ParallelBlock(nn.Module):
-    """FLUX.2's single block, its two matrices cut into six: attention beside MLP. (b, s, d) → (b, s, d)"""
+    """FLUX.2's single block, its two matrices cut into six: attention beside MLP. (b, rows, d) → (b, rows, d)"""
 
     def __init__(self, cfg: Flux3Config):
         super().__init__()
@@ -127,9 +127,9 @@ class Flux3Transformer(nn.Module):
             (joint,) = self.single_stream_modulations[mode](vec)
             vectors = mx.concatenate(list(joint), axis=-1)  # (1 or b, 1, 3·d)
             mods.append(mx.repeat(vectors, rows[mode].shape[1], axis=1))
-        mod = flux2.Mod(*mx.split(mx.concatenate(mods, axis=1), 3, axis=-1))  # by row: (1 or b, s, d), s = m + n + r
+        mod = flux2.Mod(*mx.split(mx.concatenate(mods, axis=1), 3, axis=-1))  # by row: (1 or b, m + n + r, d)
         rope = rope_table(mx.concatenate(list(ids.values())), self.cfg.axes, self.cfg.theta)
-        x = mx.concatenate(list(rows.values()), axis=1)  # text, picture, references: (b, s, d)
+        x = mx.concatenate(list(rows.values()), axis=1)  # text, picture, references: (b, m + n + r, d)
         for block in self.single_blocks:
             x = block(x, mod, rope)
         return self.final_layer["image"](x[:, txt.shape[1] :][:, : img.shape[1]], vecs["image"])

@@ -5,13 +5,13 @@ A picture looks right. How often, and how sure can we be?
 Letters: n pictures (m of a second set), p the share of right ones among all pictures there could be, f features of
 a picture.
 
-Sources: the interval: Wilson 1927; half a picture on each side: Agresti and Coull 1998. Bootstrap: Efron 1979. Sign
-test for pairs: McNemar 1947. Counts corrected by a second, better look: Tenenbein 1970; for a test with known error
-rates: Rogan and Gladen 1978; prediction-powered inference: Angelopoulos et al. 2023, arXiv 2301.09633. Adding up
-intervals: Newcombe 1998, Zou and Donner 2008. Fréchet distance of pictures: Heusel et al. 2017, arXiv 1706.08500;
-its floor: Chong and Forsyth 2019, arXiv 1911.07023.
+Sources: the interval: Wilson 1927. Bootstrap: Efron 1979. Sign test for pairs: McNemar 1947. Counts corrected by a
+second, better look: Tenenbein 1970; for a test with known error rates: Rogan and Gladen 1978; prediction-powered
+inference: Angelopoulos et al. 2023, arXiv 2301.09633. Adding up intervals: Newcombe 1998, Zou and Donner 2008.
+Fréchet distance of pictures: Heusel et al. 2017, arXiv 1706.08500; its floor: Chong and Forsyth 2019, arXiv
+1911.07023.
 
-Promoted from notebooks/13_how_do_we_know.ipynb: edit there, then run `make promote`. (seal dc346005)
+Promoted from notebooks/13_how_do_we_know.ipynb: edit there, then run `make promote`. (seal f5ea05b7)
 """
 
 import math
@@ -22,16 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-__all__ = [
-    "wilson_interval",
-    "share_error",
-    "bootstrap_error",
-    "mean_and_error",
-    "paired_difference",
-    "sign_test",
-    "frechet_distance",
-    "nearest",
-]
+__all__ = ["wilson_interval", "bootstrap_error", "mean_and_error", "paired_difference", "sign_test", "frechet_distance"]
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:
@@ -43,15 +34,6 @@ def wilson_interval(right: int, count: int) -> tuple[float, float]:
     middle = (right + z**2 / 2) / (count + z**2)
     half = z * math.sqrt(right * (count - right) / count + z**2 / 4) / (count + z**2)
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def share_error(right: int, count: int) -> float:
-    """Standard error of the share right/count of independent pictures, as a fraction.
-
-    Half a picture is added to both sides, so that 0 of n and n of n are not taken for certain. Agresti and Coull 1998.
-    """
-    p = (right + 0.5) / (count + 1)
-    return math.sqrt(p * (1 - p) / count)
 
 
 def bootstrap_error(statistic: Callable[[Sequence[Any]], float], cases: Sequence[Any], draws: int = 300) -> float:
@@ -91,12 +73,3 @@ def frechet_distance(a: mx.array, b: mx.array) -> float:
     cross = mx.sqrt(mx.maximum(mx.linalg.eigvalsh(root @ cov_b @ root, stream=mx.cpu), 0)).sum()
     distance = ((mean_a - mean_b) ** 2).sum() + mx.trace(cov_a) + mx.trace(cov_b) - 2 * cross
     return float(distance)
-
-
-def nearest(pictures: mx.array, others: mx.array) -> tuple[mx.array, mx.array]:
-    """For each row of pictures (n, f) the closest row of others (m, f): its number, and the root mean square distance.
-
-    |a − b|² = |a|² − 2ab + |b|², of which |a|² is the same for all others.
-    """
-    rows = (mx.square(others).sum(axis=1) - 2 * pictures @ others.T).argmin(axis=1)
-    return rows, mx.sqrt(mx.square(others[rows] - pictures).mean(axis=1))

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from kleinlite import Klein
 from kleinlite.distillation import own_path
 from kleinlite.lora import attach, freeze_except, new_deltas
-from kleinlite.measuring import paired_difference, share_error, sign_test
+from kleinlite.measuring import paired_difference, sign_test, wilson_interval
 from kleinlite.models.lora_files import write_adapter
 from kleinlite.nano.evaluate import TEST, draw_all, examine, held_out_captions
 from kleinlite.position_ids import Rope, image_ids, text_ids
@@ -110,13 +110,11 @@ def judge(number: int, two: Path | None) -> None:
         rows["two looks, with their own"] = whole_pictures(cases, 2, (str(two),))
     print(f"nano, {number} captions of the test set")
     for title, right in rows.items():
-        share = 100 * sum(right) / number
+        low, high = wilson_interval(sum(right), number)
         change, error = paired_difference(four, right)
         pairs = list(zip(four, right))
         p = sign_test(pairs.count((False, True)), pairs.count((True, False)))
-        print(
-            f"{title:26} {sum(right):4} = {share:5.1f} ± {100 * share_error(sum(right), number):.1f} % whole", end="; "
-        )
+        print(f"{title:26} {sum(right):4} whole, {100 * low:.0f} to {100 * high:.0f} %", end="; ")
         print(f"less than four looks by {-100 * change:.1f} ± {100 * error:.1f} points, p = {p:.3f}")
 
 

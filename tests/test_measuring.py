@@ -11,9 +11,7 @@ from kleinlite.measuring import (
     bootstrap_error,
     frechet_distance,
     mean_and_error,
-    nearest,
     paired_difference,
-    share_error,
     sign_test,
     wilson_interval,
 )
@@ -38,15 +36,6 @@ def test_wilsons_interval_holds_the_truth_in_about_nineteen_of_twenty(p, count):
         return low <= p <= high
 
     assert 0.93 < sum(chance(right) for right in filter(holds, range(count + 1))) < 0.975
-
-
-def test_the_error_of_a_share():
-    assert share_error(49, 99) == pytest.approx(math.sqrt(0.495 * 0.505 / 99))
-    for right in (0, 99):  # never certain
-        assert share_error(right, 99) == pytest.approx(math.sqrt(0.005 * 0.995 / 99))
-    coins = random.Random(0)
-    shares = [sum(coins.random() < 0.9 for _ in range(200)) / 200 for _ in range(2000)]
-    assert share_error(180, 200) == pytest.approx(statistics.stdev(shares), rel=0.05)
 
 
 def test_the_bootstrap_knows_the_error_of_a_mean():
@@ -83,10 +72,3 @@ def test_the_frechet_distance_of_normal_distributions():
     long = corners * mx.array([3.0, 1.0])
     wide = corners * mx.array([1.0, 3.0])
     assert frechet_distance(long, wide) == pytest.approx(8, rel=1e-4)  # equal traces, other directions
-
-
-def test_the_nearest_row():
-    others = mx.array([[0.0, 0.0], [3.0, 4.0], [10.0, 0.0]])
-    rows, distances = nearest(mx.array([[0.0, 1.0], [9.0, 0.0], [3.0, 4.0]]), others)
-    assert rows.tolist() == [0, 2, 1]
-    assert distances.tolist() == pytest.approx([math.sqrt(1 / 2), math.sqrt(1 / 2), 0])

@@ -400,13 +400,11 @@ HOLES: dict[str, dict[str, Trial]] = {
     },  # fmt: skip
     "measuring": {
         "wilson_interval": lambda: mx.array([measuring.wilson_interval(k, 40) for k in (0, 10, 40)]),
-        "share_error": lambda: mx.array([measuring.share_error(k, 40) for k in (0, 10, 40)]),
         "bootstrap_error": lambda: mx.array(measuring.bootstrap_error(max, [1.0, 2.0, 5.0, 9.0], draws=20)),
         "mean_and_error": lambda: mx.array(measuring.mean_and_error([1.0, 2.0, 4.0])),
         "paired_difference": lambda: mx.array(measuring.paired_difference([1.0, 2.0, 4.0], [2.0, 2.0, 7.0])),
         "sign_test": lambda: mx.array([measuring.sign_test(a, b) for a, b in ((0, 5), (5, 5), (7, 2))]),
         "frechet_distance": lambda: mx.array(measuring.frechet_distance(normal(9, 3), 2 * normal(8, 3, seed=1) + 1)),
-        "nearest": lambda: measuring.nearest(normal(4, 3), normal(9, 3, seed=1)),
     },
     "lora": {
         "LoRA.__call__": lambda: low_rank(4, 6)(normal(3, 6), normal(3, 4, seed=1), nn.Linear(6, 4)),
