@@ -7,7 +7,7 @@ Letters: b pictures, s tokens = m text + n picture tokens, d width, N machines.
 Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Keys and values sent round: Liu
 et al. 2023 (ring attention), arXiv 2310.01889.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal c71f1103)
+Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal 5661dbbd)
 """
 
 import math
@@ -22,7 +22,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from .errors import UserError
 from .lora import linear_layers, matrix_shape
-from .lora_variants import DoRA, Kronecker
 from .quantization import QuantizedLinear
 from .sampling import Field, classifier_free_guidance
 
@@ -81,13 +80,11 @@ def common_divisor(network: nn.Module) -> int:
 
 
 def check_shares(network: nn.Module, size: int) -> None:
-    """Raises UserError if so many machines cannot share a network evenly, or not one of its adapters."""
+    """Raises UserError if so many machines cannot share a network evenly."""
     divisor = common_divisor(network)
     if divisor % size:
         able = ", ".join(str(n) for n in range(1, divisor + 1) if divisor % n == 0)
         raise UserError(f"{size} machines cannot share this model's heads evenly: start one of {able}.")
-    if any(isinstance(module, (DoRA, Kronecker)) for module in network.modules()):
-        raise UserError("A DoRA or LoKr adapter cannot be divided over several machines: take a LoRA or a LoHa.")
 
 
 def held_share(network: nn.Module, size: int) -> float:

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from small_nano import launch
 
 from kleinlite.errors import UserError
+from kleinlite.inference.cluster import Cluster
 from kleinlite.lora import LoRA, attach
 from kleinlite.lora_variants import DoRA
 from kleinlite.models.configs import RELEASED_CONFIGS
@@ -218,8 +219,9 @@ def test_adapters_that_cannot_be_cut_are_refused():
     layer = net.single_blocks[0].linear1
     lora = LoRA(mx.ones((2, 64)), mx.ones((layer.weight.shape[0], 2)))
     attach(net, "x", {"single_blocks.0.linear1": DoRA(lora, mx.ones(layer.weight.shape[0]), layer.weight)})
+    two = SimpleNamespace(group=machine(0, 2), machines=2)
     with pytest.raises(UserError, match="DoRA or LoKr adapter cannot be divided"):
-        shard(net, machine(0, 2))
+        Cluster.share(two, net)
 
 
 def test_the_share_falls_to_what_everybody_holds():

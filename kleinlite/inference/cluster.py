@@ -7,6 +7,8 @@ from dataclasses import replace
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..errors import UserError
+from ..lora_variants import DoRA, Kronecker
 from ..models.checkpoint import Checkpoint
 from ..sharding import common_divisor, shard
 from ..text_encoder import TextEncoder
@@ -52,5 +54,7 @@ class Cluster:
         assert self.group is not None
         if isinstance(part, TextEncoder) and common_divisor(part) % self.machines:
             return
+        if any(isinstance(module, (DoRA, Kronecker)) for module in part.modules()):
+            raise UserError("A DoRA or LoKr adapter cannot be divided over several machines: take a LoRA or a LoHa.")
         shard(part, self.group)
         mx.eval(part.parameters())
