@@ -27,6 +27,7 @@ from .. import (
     pipeline,
     position_ids,
     quantization,
+    reward,
     sampling,
     sharding,
     text_encoder,
@@ -453,6 +454,23 @@ HOLES: dict[str, dict[str, Trial]] = {
         )(normal(2, 6, 128), 0.7, 0.4),
         "canvas_size": lambda: [flux3.canvas_size(*size) for size in ((50, 39), (5000, 3001), (10, 4000))],
     },
+    "reward": {
+        "optimality": lambda: reward.optimality(mx.array([[1.0, 1, 1, 0], [0, 1, 0, 0]])),
+        "mirrored": lambda: reward.mirrored(normal(2, 4, 128), normal(2, 4, 128, seed=1)),
+        "clean_error": lambda: reward.clean_error(
+            normal(2, 4, 128), normal(2, 4, 128, seed=1), mx.array([0.9, 0.5]), normal(2, 4, 128, seed=2)
+        ),
+        "nft_loss": lambda: reward.nft_loss(
+            small_transformer(),
+            normal(2, 4, 128),
+            small_batch().txt,
+            mx.array([0.9, 0.5]),
+            normal(2, 4, 128, seed=2),
+            mx.array([0.2, 0.9]),
+            normal(2, 4, 128, seed=3),
+            small_batch().rope,
+        ),
+    },  # fmt: skip
     "sharding": {
         "find_cuts": lambda: sharding.find_cuts(small_transformer()),
         "head_counts": lambda: [sharding.head_counts(module) for module in small_transformer().modules()],

@@ -124,13 +124,17 @@ def see_landscape(image: Image.Image, ground: Scene) -> Scene:
     ))  # fmt: skip
 
 
+def find_ground(image: Image.Image) -> Scene:
+    """The empty scene whose drawing comes closest to a picture of the judge's size."""
+    scenes, drawings = empty_scenes()
+    off = mx.abs(to_array(image) - drawings).sum(axis=-1).reshape(len(scenes), -1)
+    return scenes[int(mx.minimum(off, 0.25).mean(axis=1).argmin())]  # things cover a part: they must not decide
+
+
 def judge(image: Image.Image) -> Scene:
     """The scene that a picture seems to show."""
     image = image.convert("RGB").resize((SIZE, SIZE))
-    picture = to_array(image)
-    scenes, drawings = empty_scenes()
-    off = mx.abs(picture - drawings).sum(axis=-1).reshape(len(scenes), -1)
-    ground = scenes[int(mx.minimum(off, 0.25).mean(axis=1).argmin())]  # things cover a part: they must not decide
+    ground = find_ground(image)
     return (see_landscape if ground.is_landscape else see_shapes)(image, ground)
 
 
