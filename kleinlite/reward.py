@@ -1,14 +1,14 @@
 """Learning from a judge.
 
-nano draws a lone house twice, or not at all, in one picture of ten. A program can tell. Can nano learn from the
-verdict alone, and what does it cost?
+nano draws a lone house, tree or boat twice, or not at all, in one picture of ten. A program can tell. Can nano
+learn from the verdict alone, and what does it cost?
 
 Letters: b pictures, n picture tokens, m text tokens, t noise level, r optimality of a picture.
 
 Sources: DiffusionNFT: Zheng et al. 2025, arXiv 2509.16117. Advantages over a group: Shao et al. 2024 (GRPO), arXiv
 2402.03300. Policy gradients through the steps: Liu et al. 2025 (Flow-GRPO), arXiv 2505.05470.
 
-Promoted from notebooks/18_judge.ipynb: edit there, then run `make promote`. (seal 10e98c04)
+Promoted from notebooks/18_judge.ipynb: edit there, then run `make promote`. (seal c538cda2)
 """
 
 import mlx.core as mx
