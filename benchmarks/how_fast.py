@@ -15,8 +15,8 @@ PAGE = """\
 
 <p><img src="images/how-fast.png" alt="Seconds and GFLOP/s of each stage, beside a plain product and a plain copy"></p>
 
-The black lines are the machine's own limit: its fastest plain matmul, in float32, and its fastest plain copy. A convolution may
-pass them, because kleinlite needs fewer multiplications than written (Winograd's algorithm).
+The black lines are the machine's own limit: its fastest plain matmul, in float32, and its fastest plain copy. A
+convolution may pass them, because kleinlite needs fewer multiplications than written (Winograd's algorithm).
 
 **The machine:** {machine}, {cores} cores; {threads}; best of {turns}. {load}
 {versions}
