@@ -120,7 +120,7 @@ def read_scheduler(folder: ModelFolder) -> Values:
     check_words(path, says, SCHEDULER, LEFT_OUT)
     wanted = LEFT_OUT["_class_name"]
     in_index = folder.index.get("scheduler")
-    for name in (says["_class_name"], in_index[-1] if in_index else wanted):
+    for name in (says["_class_name"], in_index[-1] if isinstance(in_index, list) and in_index else wanted):
         check_words(path, {"class": name}, {"class": wanted}, ())
     return says
 
