@@ -394,10 +394,10 @@ class Checkpoint:
         wide = False
         if part != "autoencoder":
             arrays = assemble(tensors, metadata, read_quant_specs(files.path))
-        if part != "autoencoder" and files.nbytes >= SMALL_PART_BYTES:
-            narrowed = {name: narrow(w) for name, w in arrays.items()}
-            wide = any(narrowed[name] is not w for name, w in arrays.items())
-            arrays = narrowed
+            if files.nbytes >= SMALL_PART_BYTES:
+                narrowed = {name: narrow(w) for name, w in arrays.items()}
+                wide = any(narrowed[name] is not w for name, w in arrays.items())
+                arrays = narrowed
         arrays = {own: w for own, w in arrays.items() if form.is_used(cfg, own)}
         module = (form.build or form.network)(cfg)
         return Matched(module, match_weights(module, arrays, form.names), wide)
