@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.M | re.S)
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PROGRAMS = ("kleinlite", "make", "python", "pytest", "pip", "git", "hf", "mlx.launch", "mlx.distributed_config")
-PROGRAMS += ("conda", "source", "jupyter", "jupyter-lab", "ssh-copy-id", "apt", "brew", "gunicorn")
+PROGRAMS += ("conda", "source", "jupyter", "jupyter-lab", "ssh-copy-id", "apt", "brew")
 TYPED = re.compile(rf"(?:[A-Z_]+=\S+ +)*(?:\S*/bin/)?(?:{'|'.join(map(re.escape, PROGRAMS))})(?: [^=].*)?$")
 
 

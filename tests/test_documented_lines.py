@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from documented_lines import FENCE, ROOT, Text, python_blocks, shell_lines
+from documented_lines import ROOT, python_blocks, shell_lines
 from stand_in_hub import Repository, released
 
 from kleinlite import Klein, save_picture
@@ -42,20 +42,17 @@ PLANNED = ("train-lora",)
 FOREIGN = {
     "git clone --depth 1 https://github.com/kleinlite/kleinlite && cd kleinlite": "the network",
     "git show d26a384:kleinlite/nano/recipe.py": "the whole history, which a shallow clone lacks",
-    "git stash": "git's own",
     "git checkout notebooks/00_idea.ipynb": "git's own",
     "git pull": "git's own",
     "pip install git+https://github.com/kleinlite/kleinlite": "the network",
     'pip install "kleinlite[bf16]"': "the network",
     "source .venv/bin/activate": "it is made by make",
     ".venv/bin/jupyter-lab workbook": "it opens a browser",
-    "conda env create -f environment.yml && conda activate kleinlite && jupyter lab notebooks": "conda, the network",
     "hf upload YOU/klein-4bit klein-4bit": "the real hub",
     "mlx.distributed_config --backend ring --over ethernet --hosts mac-1,mac-2 --output-hostfile macs.json": "two Macs",
     "mlx.distributed_config --backend jaccl --over thunderbolt --hosts mac-1,mac-2 --auto-setup --output-hostfile "
     "macs.json": "two Macs",
-    "python front.py 8000 http://mac-1:8001 http://mac-2:8001": "test_serving.py runs it on one machine",
-    "gunicorn --workers 1 --threads 16 --timeout 600 server:app": "not among ours; a test below looks for its program",
+    "python server.py 8000": "test_serving.py runs it",
 }
 # Python blocks that are not run, by a line of theirs.
 NOT_RUN_BLOCKS = {
@@ -64,14 +61,9 @@ NOT_RUN_BLOCKS = {
     "#| default_exp squares": "a cell of a notebook that is not there",
     "def square(x: mx.array) -> mx.array:": "the next one",
     '"""Squares.': "what they would become",
-    "{{#include ../tools/promote.py}}": "the site puts a file there",
     "!git clone -q --depth 1 https://github.com/kleinlite/kleinlite /content/kleinlite": "Colab",
-    "from flask import Flask, request, send_file": "Flask is not among ours",
     "import gradio": "Gradio is not among ours",
-    '"""Draws: POST {"prompt": …, "seed": …} → a PNG, or a sentence."""': "test_serving.py runs it",
-    '"""The address that users know: a queue, and a thread for each replica that takes from it."""': (
-        "test_serving.py runs it"
-    ),
+    '"""Answers /?prompt=a+red+star&seed=7 with a PNG, or with a sentence."""': "test_serving.py runs it",
 }
 
 
@@ -124,7 +116,7 @@ def prepared(tmp_path_factory) -> Path:
     klein = Klein.from_pretrained()
     house = klein("a red house under a yellow sun", seed=7, progress=False)
     save_picture(house, folder / "house.png")
-    for name in ("FILE", "other", "a-red-circle-above-a-blue-square-7.png"):
+    for name in ("FILE", "a-red-circle-above-a-blue-square-7.png"):
         shutil.copyfile(folder / "house.png", folder / name)
     (folder / "wishes.txt").write_text("a red circle\na blue star\n")
     for name in ("arrows", "my-dog"):
@@ -232,19 +224,6 @@ def test_the_extra_is_there(line):
         assert re.search(rf"^{extra} = \[", PROJECT, re.M)
 
 
-@pytest.mark.parametrize("line", [line for line in shell_lines() if line.text.startswith("gunicorn ")])
-def test_gunicorn_serves_a_program_of_the_page(line: Text):
-    """MODULE:NAME: a file that the page names, and what the block below it makes. One process; no fork of a model."""
-    *options, program = shlex.split(line.text)[1:]
-    module, _, name = program.partition(":")
-    _, named, below = (ROOT / line.where).read_text("utf-8").partition(f"`{module}.py`")
-    assert named, f"{line.where} names no {module}.py"
-    block = next(body for _, language, body in FENCE.findall(below) if language == "python")
-    assigned = [node for node in ast.parse(block).body if isinstance(node, ast.Assign)]
-    assert name in {target.id for node in assigned for target in node.targets}
-    assert options[options.index("--workers") + 1] == "1" and "--preload" not in options
-
-
 def test_every_line_is_tried_or_listed():
     ours = ("kleinlite", "make", "python", "mlx.launch")
     rest = {line for line in LINES if inner(line)[0] not in ours and not line.startswith("pip install -e ")}
@@ -294,8 +273,8 @@ def test_readme_keeps_the_promise_of_its_comment(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("block", [b.text for b in BLOCKS if reason(b.text)], ids=lambda text: text.splitlines()[0])
 def test_what_is_not_run_imports_what_there_is(block):
-    """Of ours; its text is Python, if it is neither a site's nor Jupyter's."""
-    if block.startswith(("{{", "!")):
+    """Of ours; its text is Python, if it is not Jupyter's."""
+    if block.startswith("!"):
         return
     for node in ast.walk(ast.parse(block)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kleinlite"):
