@@ -2,7 +2,7 @@
 
     make bench-peers                                    everything; the others get environments of their own
     python -m benchmarks.peers --stages step picture --turns 9      these only: printed, the page stays as it is
-    python -m benchmarks.peers --threads 1         on a busy machine: one thread each, processor time counts
+    python -m benchmarks.peers --threads 1         on a busy machine: one thread each
 
 Weights are random, in float32 on a CPU (but in one row) and in bfloat16 on a GPU. Each program runs in a process of its
 own, one stage at a time; they take turns, because other work on a machine comes and goes. What was measured is kept in

@@ -13,22 +13,22 @@ from kleinlite.transformer import TransformerConfig
 PROGRAMS = ("kleinlite", "diffusers", "mflux")
 BUSY = ", one core busy"
 STAGES = {  # name → what it is
-    "product": "a product 1536 × 3072 × 9216, as in every block",
-    "copy": "x + 1 for 34 million values: read, and written elsewhere",
+    "product": "matmul, 1536 × 3072 × 9216",
+    "copy": "x + 1 for 34 million values",
     "attention": "24 heads × 1536 tokens × 128",
     "silu · up": "the gate of an MLP, 1536 × 9216",
     "modulated norm": "layer norm, scale and shift, 1536 × 3072",
     "step": "1 double and 2 single blocks of the 4B, 1024 + 512 tokens",
-    "step, 8 bits": "the same, its weights quantized",
-    "step, 4 bits": "the same, its weights quantized",
-    "step, bfloat16": "the same as the first, its weights and products in bfloat16",
-    f"step{BUSY}": "the same as the first, while another program keeps one core busy",
-    "training": "values and gradients of 7 small blocks, 32 pictures of 36 + 32 tokens",
+    "step, 8 bits": "the same, quantized",
+    "step, 4 bits": "the same, quantized",
+    "step, bfloat16": "the same in bfloat16",
+    f"step{BUSY}": "the same beside another program",
+    "training": "gradients of 7 small blocks",
     "text encoder": "{layers} layers of Qwen3-4B, 512 tokens",
     "decode 256²": "the released autoencoder's decoder",
     "decode 512²": "the same, four times the pixels",
     "picture": "klein-nano, four steps, in a warm process",
-    "start to PNG": "the same, from the shell: import, load, draw, save",
+    "start to PNG": "the same, from the shell",
 }
 TOGETHER = tuple(stage for stage in STAGES if stage.startswith("step"))  # these share their turns, to be compared
 

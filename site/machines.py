@@ -17,32 +17,26 @@ from kleinlite.z_image import ZImageConfig
 PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "machines.md"
 MACS = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192)  # GB
 
-# TFLOP/s in 16 bits without sparsity. M1, M1 Max and M2: Apple's own numbers. Other Macs: units · 2 · clock. Cards:
+# TFLOP/s in 16 bits without sparsity. M1 and M1 Max: Apple's own numbers. Other Macs: units · 2 · clock. Cards:
 # tensor cores that add up in float32, as the makers' data sheets have them.
 CHIPS = {
-    "M1": 2.6, "M2": 3.6, "M4": 4.0, "M4 Pro": 8.0, "M1 Max": 10.4, "M3 Max": 14.3, "M4 Max": 17.2,
+    "M1": 2.6, "M4": 4.0, "M4 Pro": 8.0, "M1 Max": 10.4, "M3 Max": 14.3, "M4 Max": 17.2,
     "RTX 3060": 25, "RTX 3090": 71, "RTX 4090": 165,
 }  # fmt: skip
 
 
-def stored_bits(size: str, kind: str) -> tuple[float, float]:
-    """Of the released single files, whose text encoder is in 16 bits."""
-    released = MODELS[f"{size}-{kind}"]
-    return 8 * released.transformer_bytes / MODELS[size].size.transformer_parameters, 16
-
-
 def precisions(size: str) -> dict[str, tuple[float, float]]:
     """Bits per weight of the transformer and of the text encoder in each row of the page."""
-    quantized = {f"{q} bits": (QUANT_SPECS[q].bits_per_weight,) * 2 for q in (8, 6, 4)}
+    rows = {"bfloat16": (16, 16)} | {f"{bits} bits": (QUANT_SPECS[bits].bits_per_weight,) * 2 for bits in (8, 4)}
     if size in ("z-image", "flux3"):  # their makers publish no smaller files
-        return {"bfloat16": (16, 16), **quantized}
-    files = {f"{kind.upper()} file": stored_bits(size, kind) for kind in ("fp8", "nvfp4")}
-    return {"bfloat16": (16, 16), **quantized, **files}
+        return rows
+    stored = 8 * MODELS[f"{size}-fp8"].transformer_bytes / MODELS[size].size.transformer_parameters
+    return rows | {"FP8 or NVFP4 file": (stored, 16)}  # an NVFP4 file is smaller, but the text encoder decides
 
 
-def fits(needed: float) -> str:
-    """The smallest Mac whose GPU may use that much."""
-    return f"{next(mac for mac in MACS if needed <= mac * 2**30 * (2 / 3 if mac <= 36 else 3 / 4))} GB"
+def fits(needed: float) -> int:
+    """The GB of the smallest Mac whose GPU may use that much."""
+    return next(mac for mac in MACS if needed <= mac * 2**30 * (2 / 3 if mac <= 36 else 3 / 4))
 
 
 def table() -> list[str]:
@@ -54,10 +48,8 @@ def table() -> list[str]:
         configs = window_configs(RELEASED_CONFIGS[size])
         for precision, bits in precisions(size).items():
             plans = [plan_networks(configs, width=side, height=side, bits=bits, cpu=False) for side in (512, 1024)]
-            on_cpu = plan_networks(configs, width=512, height=512, bits=bits, cpu=True)
-            cells = [cell for plan in plans for cell in (f"{plan.peak_bytes / 1e9:.1f}", fits(plan.peak_bytes))]
-            weights = " + ".join(f"{n / 1e9:.2f}" for n in plans[0][:3])
-            lines.append(f"| {names} | {precision} | {weights} | {' | '.join(cells)} | {on_cpu.peak_bytes / 1e9:.1f} |")
+            cells = [cell for plan in plans for cell in (f"{plan.peak_bytes / 1e9:.1f}", str(fits(plan.peak_bytes)))]
+            lines.append(f"| {names} | {precision} | {' | '.join(cells)} |")
             names = ""
     return lines
 
@@ -89,7 +81,7 @@ def tell_seconds(time: float) -> str:
 
 
 def seconds_table() -> list[str]:
-    """The rows of "How long it takes": a step, and the prompt with all steps, if nothing but products took time."""
+    """The rows of "How long it takes": the prompt with all steps, if nothing but matmuls took time."""
     lines = []
     for chip, tflops in CHIPS.items():
         cells = [chip, f"{tflops:g}"]
@@ -101,7 +93,7 @@ def seconds_table() -> list[str]:
             ("flux3", 1024, 16),
         ):
             prompt, step = (operations / 1e12 / tflops for operations in count_operations(size, side))
-            cells.append(f"{tell_seconds(step)}, {tell_seconds(prompt + steps * step)}")
+            cells.append(tell_seconds(prompt + steps * step))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

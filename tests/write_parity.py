@@ -37,81 +37,69 @@ CHAPTERS = {
     "autoencoder": "01_autoencoder", "position_ids": "02_position_ids", "text_encoder": "03_text_encoder",
     "sampling": "04_sampling", "transformer": "05_transformer", "kv_cache": "10_kv_cache",
 }  # fmt: skip
-WORDS = {  # what a test compares, where its name does not say it well
-    "autoencoder_res_block": "residual block, with and without a change of width",
+WORDS = {  # what a test compares, where its name does not say it well; equal words share a row
+    "autoencoder_res_block": "residual block",
     "autoencoder_mid_attention": "attention in the middle",
-    "autoencoder_encode": "the whole encoder: latents, and latents packed and normalized",
-    "autoencoder_pack_and_normalise": "packing, statistics, and back",
+    "autoencoder_downsample": "downsample and upsample",
+    "autoencoder_upsample": "downsample and upsample",
+    "autoencoder_encode": "the whole encoder",
+    "autoencoder_pack_and_normalise": "packing and statistics",
     "autoencoder_decode": "the whole decoder",
     "autoencoder_small_decoder": "the small decoder",
-    "position_ids_rope": "RoPE: cosines, sines, turned queries and keys",
+    "position_ids_rope": "RoPE",
     "text_encoder_rms_norm": "RMSNorm",
-    "text_encoder_layer": "one layer, with padding",
-    "text_encoder_hidden_state": "every hidden state of a whole encoder",
-    "text_encoder_features": "the features that the transformer reads",
+    "text_encoder_layer": "one layer",
+    "text_encoder_hidden_state": "every hidden state, and the features",
+    "text_encoder_features": "every hidden state, and the features",
     "text_encoder_logits": "scores of the next token",
-    "sampling_schedule": "noise levels, for many sizes and steps",
-    "sampling_euler": "the Euler loop along two known fields",
-    "transformer_time_features": "cosines and sines of the time",
-    "transformer_time_embedding": "the time's embedding",
-    "transformer_modulation": "modulation, six parts and three",
-    "transformer_swiglu": "SwiGLU",
+    "sampling_schedule": "noise levels",
+    "sampling_euler": "the Euler loop",
+    "transformer_time_features": "the time's cosines and embedding",
+    "transformer_time_embedding": "the time's cosines and embedding",
+    "transformer_modulation": "modulation",
+    "transformer_swiglu": "feed-forward layer",
     "transformer_feed_forward": "feed-forward layer",
     "transformer_qk_norm": "norm of queries and keys",
-    "transformer_block_by_block": "every block inside a whole transformer",
+    "transformer_double_block": "double and single blocks",
+    "transformer_single_block": "double and single blocks",
+    "transformer_block_by_block": "every block in its place",
     "transformer": "the whole transformer",
-    "transformer reference": "… with one reference picture",
-    "transformer two_references": "… with two reference pictures",
-    "transformer batch": "… with a batch at two times",
-    "kv_cache_block one_reference": "keys and values that each block keeps",
-    "kv_cache_block two_references": "… of two references, in a batch",
-    "kv_cache_velocity one_reference": "velocities that look them up, first step and later",
-    "kv_cache_velocity two_references": "… with two references, a batch at two times",
-    "kv_cache_trajectory": "whole edits with no, one and two references, and a batch: latents after every step",
+    "kv_cache_block": "kept keys and values",
+    "kv_cache_velocity": "velocities that look them up",
+    "kv_cache_trajectory": "latents of whole edits",
 }
 PIPELINE = {
     "features": "text features", "encode": "a picture's latents", "decode": "the decoded picture",
-    "sigmas": "noise levels", "first_velocity": "first velocity", "trajectory": "latents after every step",
+    "sigmas": "a run's noise levels", "first_velocity": "first velocity", "trajectory": "latents after every step",
+    "picture": "pixels, in levels of 255",
 }  # fmt: skip
-RUNS = {"t2i": "text to picture", "edit1": "one reference", "edit2": "two references", "cfg": "guidance"}
-RUNS |= {"cfg_edit": "guidance and a reference"}
 
 INTRODUCTION = """\
 # Parity with the reference
 
-A picture that looks good proves little: a wrong epsilon, a wrong rounding or two swapped halves can hide behind it for
-years. So every piece of this book is compared with the reference implementation, block by block, and this page says
-how far apart the two are. `python tests/write_parity.py` ran the comparisons and wrote this page; a test runs them
-again and fails if the page promises too much.
+> How far is this code from the reference implementation?
 
-**How to read the numbers.** Each is the largest difference between a value of ours and the reference's, divided by
-the largest value in that output, over all comparisons of the test: `1e-6` is one millionth. float32 has seven digits,
-so about `1e-7` is the least that two programs can differ by when they add in another order. *Ordinary* inputs are of
-size 1, *small* ones of size 0.01: only there does a wrong epsilon show ([what ports get wrong](corrections.md)). The
-modules are tiny and random, since mathematics does not depend on size, and the weights are the same on both sides.
+A picture that looks good proves little: a wrong epsilon or two swapped halves can hide for years. So every
+piece is compared with diffusers and transformers, on the same random weights. A test repeats the comparisons, and fails
+if this page promises too much.
+
+*Difference* is the largest between a value of ours and theirs, divided by the largest value in that output. float32
+has seven digits, so `1e-7` is the least that two orders of adding differ by. Inputs are of size 1, and for most blocks
+also of size 0.01: only there does a wrong epsilon show ([what ports get wrong](corrections.md)).
 """
 NOT_COVERED = """\
-## Why some numbers are larger
+Chapter 6 compares whole runs of diffusers' `Flux2KleinPipeline`: from words, with references, with guidance. diffusers
+also draws klein-nano's files as they are: five pictures differ by {levels:.0f} of 255 levels at most.
 
-Two roundings, both of angles. The time enters through cosines of up to 1000 radians, which float32 holds to about
-`6e-5`: whoever computes the angle in another order is off by that much, and everything that follows a time inherits
-a share of it. And RoPE's angles reach 511 radians; diffusers takes them in float64, we take them in float32, as the
-models' original code does. Where neither is involved, what is left is the rounding of sums.
+**Angles make the larger numbers.** The time enters through cosines of up to 1000 radians, which float32 holds to about
+`6e-5`. RoPE's angles reach 511 radians; diffusers takes them in float64, we in float32.
 
 ## What this does not show
 
-- **The released weights.** They have not been run by us yet. That each of their tensors has a place of the right shape
-  is [tested](../tests/models/test_names.py) by names and shapes alone.
-- **Metal and CUDA.** These are a CPU's numbers. The same tests are set up to run on Apple silicon, where sums are
-  added in another order; they allow ten times as much there.
-- **bfloat16**, which is what a GPU computes in. A test compares it with our own float32 only.
-- **The reference's own choices.** We follow diffusers where it and the original code part: pixels are rounded, not cut
-  off (one level of 255 at most), and a reference picture may have 1024² pixels at most. We refuse a prompt of more
-  than 512 tokens, which diffusers cuts.
-- **Quantized files' pictures.** FP8 and NVFP4 files are decoded as third-party readers lay them out, [byte by
-  byte](../tests/models/test_formats.py); no other program's pictures from such a file were compared with ours. Adapter
-  files have [a page of their own](adapters.md).
-- **Whether the pictures are good.** For klein-nano that is measured by a judge: `python -m recipe.evaluate`.
+- **The released weights, Metal and CUDA**, which we have [not run](not_run_yet.md).
+- **bfloat16**, which is what a GPU computes in.
+- **The reference's own choices.** Where diffusers and the original code differ, we follow diffusers. We refuse a prompt
+  of more than 512 tokens, which it cuts.
 
 ## Run it yourself
 
@@ -121,8 +109,8 @@ make setup
 .venv/bin/python tests/write_parity.py --check
 ```
 
-The reference values are stored in [`tests/goldens`](../tests/goldens) and [`tests/pipelines`](../tests/pipelines), with
-the programs that made them; writing them again takes torch and diffusers (`pip install -e ".[dev]"`).
+The reference values are in [`tests/goldens`](../tests/goldens) and [`tests/pipelines`](../tests/pipelines), with the
+programs that made them.
 """
 
 
@@ -193,57 +181,25 @@ def number(differences: list[float]) -> str:
     return f"{1 if digit == 10 else digit}e{power + (digit == 10)}"
 
 
-def blocks(errors: dict) -> str:
-    """One table per chapter: what is compared, with ordinary and with small inputs."""
-    tables: dict[str, dict[str, dict[str, list[float]]]] = {module: {} for module in CHAPTERS}
-    for (test, parameters), differences in errors.items():
-        module = next((name for name in CHAPTERS if test.startswith(name)), None)
-        if module is None or test in PIPELINE:
-            continue
-        case = dict(parameters).get("case", "ordinary")
-        name = test if case in ("ordinary", "small", "straight", "curved") else f"{test} {case}"
-        columns = tables[module].setdefault(name, defaultdict(list))
-        columns["small" if case == "small" else "ordinary"] += differences
-    parts = []
-    for module, rows in tables.items():
-        chapter = CHAPTERS[module]
-        title = module.replace("_", " ").capitalize().replace("Kv", "Key/value")
-        lines = [f"### {title}", "", f"Built in [chapter {int(chapter[:2])}]({chapter}.ipynb).", ""]
-        lines += ["| compared | ordinary | small |", "|---|--:|--:|"]
-        for name, columns in rows.items():
-            words = WORDS.get(name) or name.removeprefix(module).replace("_", " ").strip() or name.replace("_", " ")
-            small = number(columns["small"]) if "small" in columns else ""
-            lines.append(f"| {words} | {number(columns['ordinary'])} | {small} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+def chapter_of(test: str) -> str | None:
+    """The chapter that builds what a test compares."""
+    if test in PIPELINE:
+        return "06_pipeline"
+    return next((chapter for module, chapter in CHAPTERS.items() if test.startswith(module)), None)
 
 
-def pipeline(errors: dict) -> str:
-    """From prompt to picture: parts, and whole runs of several kinds."""
-    parts, runs, levels = {}, defaultdict(lambda: defaultdict(list)), defaultdict(list)
-    for (test, parameters), differences in errors.items():
-        run = dict(parameters).get("run", "").removesuffix("_unicode")
-        if test == "picture":
-            levels[run] += differences
-        elif test in PIPELINE and run:
-            runs[test][run] += differences
-        elif test in PIPELINE:
-            parts.setdefault(test, []).extend(differences)
-    lines = ["| compared | " + " | ".join(RUNS.values()) + " |", "|---|" + "--:|" * len(RUNS)]
-    for test, columns in runs.items():
-        lines.append(f"| {PIPELINE[test]} | " + " | ".join(number(columns[run]) for run in RUNS) + " |")
-    nano = max(errors["diffusers_draws_the_same", ()])
-    shown = [f"{max(levels[run]):.0f}" for run in RUNS]
-    lines.append("| pixels, in levels of 255 | " + " | ".join("equal" if x == "0" else x for x in shown) + " |")
-    said = ", ".join(f"{PIPELINE[test]} {number(differences)}" for test, differences in parts.items())
-    return "\n".join([
-        "## From prompt to picture", "",
-        "Built in [chapter 6](06_pipeline.ipynb). diffusers' `Flux2KleinPipeline` and ours, on the same folder of tiny",
-        f"random weights, from the same noise. Token ids are equal; {said}. Whole runs:", "", *lines, "",
-        "And with trained weights: diffusers loads klein-nano's bundled files as they are. Of five pictures drawn by",
-        "both (from words alone, in two formats; edited; from two references; with guidance), no value is further off",
-        f"than {max(1, nano):.0f} of 255 levels (one that lies between two is rounded the one way or the other).",
-    ])  # fmt: skip
+def table(errors: dict) -> str:
+    """A row for each thing that is compared: the chapter that builds it, and the largest difference of all cases."""
+    rows: dict[tuple[str, str], list[float]] = {}
+    for (test, _), differences in errors.items():
+        if chapter := chapter_of(test):
+            words = PIPELINE.get(test) or WORDS.get(test) or test.removeprefix(chapter[3:]).replace("_", " ").strip()
+            rows.setdefault((chapter, words or test.replace("_", " ")), []).extend(differences)
+    lines = ["| compared | chapter | difference |", "|---|---|--:|"]
+    for (chapter, words), differences in sorted(rows.items(), key=lambda row: row[0][0]):
+        said = f"{max(differences):.0f}" if words == PIPELINE["picture"] else number(differences)
+        lines.append(f"| {words} | [{int(chapter[:2])}]({chapter}.ipynb) | {said} |")
+    return "\n".join(lines)
 
 
 def made_with() -> dict[str, str]:
@@ -258,11 +214,10 @@ def made_with() -> dict[str, str]:
 def page(errors: dict) -> str:
     theirs = ", ".join(f"{name} {version}" for name, version in sorted(made_with().items()))
     device = "CPU" if mx.default_device() == mx.Device(mx.cpu) else "GPU"
-    ours = f"MLX {mx.__version__} on the {device}, {platform.system()} {platform.machine()}, float32"
-    compared = f"**Ours:** {ours}. **The reference:** {theirs}; float32 too."
-    return "\n\n".join(
-        [INTRODUCTION + "\n" + compared, "## Block by block", blocks(errors), pipeline(errors), NOT_COVERED]
-    )
+    ours = f"MLX {mx.__version__} on the {device}, {platform.system()} {platform.machine()}"
+    compared = f"**Ours:** {ours}. **The reference:** {theirs}; both in float32."
+    levels = max(1, *errors["diffusers_draws_the_same", ()])
+    return "\n\n".join([INTRODUCTION + "\n" + compared, table(errors), NOT_COVERED.format(levels=levels)])
 
 
 def promises_too_much(stored: str, fresh: str) -> list[str]:

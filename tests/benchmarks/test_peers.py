@@ -10,7 +10,7 @@ import pytest
 from waiting import wait_until
 
 from benchmarks import how_fast, peers, stages
-from benchmarks.how_fast import find_behind, quartiles, ratios, write_answer, write_notes, write_page, write_table
+from benchmarks.how_fast import write_answer, write_notes, write_page, write_table
 from benchmarks.peers import take_turns
 from benchmarks.stages import BUSY, STAGES, Timing, count_decode, count_work
 
@@ -30,63 +30,38 @@ def measured(others: float = 0.0) -> dict:
     }  # fmt: skip
 
 
-def test_ratios():
-    ours, theirs = (Timing(**measured()["stages"]["step"][name]) for name in ("kleinlite", "diffusers"))
-    assert ratios(ours, theirs) == (0.5, 0.75, 0.25)
-    assert quartiles([1.0, 2.0, 3.0]) == 2.0
-
-
 def test_the_table_and_the_notes_say_what_was_measured():
     [step] = [line for line in write_table(measured()).splitlines() if line.startswith("| **step**")]
-    assert "2.00 (3.00, 2.00) | 4.00 (4.00, 0.00) | **0.50**, 0.75 | 0.25 | 4.00 (4.00, 0.00) | **0.50**" in step
-    behind, *notes = write_notes(measured())
-    assert behind == "**Behind diffusers** by best runs: silu · up (2.00); by medians: silu · up (1.33)."
-    notes = " ".join(notes)
-    assert "decode 256² takes 1 MB beyond its weights in kleinlite and 2 MB in diffusers: 0.50 times" in notes
-    assert (
-        "2.00 times (4.00 processor) in 8 bits, 1.00 times (1.00 processor) in 4 bits" in notes
-        and "mflux did not finish" in notes
-    )
-    assert "2.00 times (4.00 processor) in kleinlite; without that core at all it would be 2.00 times" in notes
+    assert step.endswith("| 2.00 | 4.00 | **0.50** | 4.00 |")
+    assert write_notes(measured()) == [
+        "decode 256² takes 1 MB beyond its weights in kleinlite and 2 MB in diffusers.",
+        "decode 512² takes 1 MB beyond its weights in kleinlite and 2 MB in diffusers.",
+        "mflux did not finish “step”: it said nothing.",
+    ]
 
 
 def test_the_answer_is_what_was_measured():
     answer = write_answer(measured())
-    assert (
-        "takes, by best runs (by medians), 0.50 (0.75) of diffusers’ time for three blocks of the 4B, "
-        "0.50 (0.75) for a picture of klein-nano, 0.50 (0.75)" in answer
-    )
+    assert "takes, of diffusers’ time, 0.50 for three blocks of the 4B, 0.50 for a picture of klein-nano" in answer
     shared = sum("diffusers" in programs for programs in measured()["stages"].values())
-    assert answer.endswith(f"; it is slower in 1 (1) of {shared} stages.")
+    assert answer.endswith(f" It is slower in 1 of {shared} stages.")
     alone = measured() | {"stages": {"picture": measured()["stages"]["picture"]}}
-    assert "0.50 (0.75) of diffusers’ time for a picture of klein-nano; it is slower in 0 (0)" in write_answer(alone)
+    assert "0.50 for a picture of klein-nano. It is slower in 0 of 1" in write_answer(alone)
     assert "nothing was measured" in write_answer(measured() | {"stages": {}})
-
-
-def test_a_stage_that_is_behind_by_its_median_alone_is_named():
-    """And one whose ratio is printed as 1.00 is not."""
-    uneven, even = Timing([1.0, 3.0, 3.0], [1.0], 1), Timing([2.0, 2.0, 2.0], [1.0], 1)
-    level = Timing([2.001, 2.001, 2.001], [1.0], 1)
-    stages = {
-        "training": {"kleinlite": uneven._asdict(), "diffusers": even._asdict()},
-        "attention": {"kleinlite": level._asdict(), "diffusers": even._asdict()},
-    }
-    assert find_behind(measured() | {"stages": stages}) == ([], ["training (1.50)"])
 
 
 def test_one_turn_and_one_stage_are_enough_for_a_table():
     once = Timing([1.0], [1.0], 1)._asdict()
     found = measured() | {"stages": {"step": {"kleinlite": once}}, "failures": []}
-    assert "1.00 (1.00) |" in write_table(found) and len(write_notes(found)) == 1
+    assert "| 1.00 |  |  |  |" in write_table(found) and write_notes(found) == []
 
 
 def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     write_page(measured(), tmp_path)
     page = (tmp_path / "how-fast.md").read_text(encoding="utf-8")
     assert "- kleinlite X" in page and "busy with other work" not in page
-    assert (
-        page.index("\n> On this machine") < page.index("<img") < page.index("- kleinlite X") < page.index("| stage |")
-    )
+    order = ["\nOn this machine", "<img", "| stage |", "- kleinlite X"]
+    assert sorted(order, key=page.index) == order
     assert (tmp_path / "images" / "how-fast.png").stat().st_size > 5000
     assert json.loads((tmp_path / "how-fast.json").read_text(encoding="utf-8"))["cores"] == 2
     monkeypatch.setattr(how_fast, "draw_plot", lambda *_: 1 / 0)

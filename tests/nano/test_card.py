@@ -1,11 +1,10 @@
-"""The model card against what it speaks of: hashes, sizes and captions."""
+"""The model card against what it speaks of: hashes and sizes."""
 
 import hashlib
 import re
 from pathlib import Path
 
 from kleinlite.models.checkpoint import resolve_model
-from kleinlite.nano.evaluate import held_out_captions
 
 PAGE = Path(__file__).parents[2] / "notebooks" / "nano-card.md"
 CARD = PAGE.read_text("utf-8")
@@ -24,8 +23,3 @@ def test_the_card_says_how_large_the_files_are():
     book = sum(file.stat().st_size for file in (PAGE.parents[1] / "recipe" / "weights").iterdir())
     [row] = re.findall(r"^\| files \| (.*)", CARD, re.M)
     assert re.findall(r"([\d.]+) MB", row) == [f"{size / 1e6:.1f}" for size in (nano, book)]
-
-
-def test_the_card_tells_what_its_48_pictures_were_asked_for():
-    said = re.findall(r"^(\d+)\. (an? .+)$", CARD, re.M)
-    assert said == [(str(seed), caption) for seed, (_, caption) in enumerate(held_out_captions(48))]
