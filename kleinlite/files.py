@@ -30,32 +30,15 @@ def replace_file(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     mode = check_replaceable(path)
-    with draft_of(path) as draft:
-        yield draft
-        sync(draft)
-        if mode is not None:
-            draft.chmod(mode)
-        os.replace(draft, path)
-
-
-def check_replaceable(path: Path) -> int | None:
-    """The permissions of the regular file at `path`, None if nothing is there. Raises ExistingFileError."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(mode):
-        raise ExistingFileError(f"{path} is there and is not a plain file: name another one.")
-    return stat.S_IMODE(mode)
-
-
-@contextmanager
-def draft_of(path: Path) -> Iterator[Path]:
-    """A new empty file beside `path`, gone when the block ends."""
     draft = path.with_name(f".kleinlite-{secrets.token_hex(8)}.partial{path.suffix}")
     try:
         draft.open("xb").close()  # new, by its own name: nobody else's, and no link
         yield draft
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())  # or a power failure may leave a short file under its name
+        if mode is not None:
+            draft.chmod(mode)
+        os.replace(draft, path)
     except FileError:
         raise
     except OSError as error:  # in the name of the file, not of its draft
@@ -70,10 +53,15 @@ def draft_of(path: Path) -> Iterator[Path]:
         remove_leftovers(path.parent)
 
 
-def sync(path: Path) -> None:
-    """Wait until the file is on the disk, so that a power failure leaves no short one under its name."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+def check_replaceable(path: Path) -> int | None:
+    """The permissions of the regular file at `path`, None if nothing is there. Raises ExistingFileError."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode):
+        raise ExistingFileError(f"{path} is there and is not a plain file: name another one.")
+    return stat.S_IMODE(mode)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, Unpack, cast, overload
+from typing import Any, Unpack, overload
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,25 +24,24 @@ from .errors import UserError
 from .inference.fast_preview import preview_pixels
 from .inference.loaded_model import LoadedModel
 from .inference.loras import Loras
-from .inference.masks import plan_change
-from .inference.memory_plan import MemoryPlan
+from .inference.memory_plan import MemoryPlan, compute_dtype
 from .inference.parts import Parts
-from .inference.picture_file import check_reference_size, remember, to_rgb
-from .inference.progress import progress_bar
-from .inference.request import Options, Request, check_images, check_loading, check_request
+from .inference.picture_file import remember
+from .inference.request import Options, Request, as_reference, check_request
 from .inference.serialized import run_serialized
 from .kv_cache import cached_velocity_field
 from .memory import count_parameters
-from .models.checkpoint import ModelInfo
+from .models.checkpoint import ModelInfo, open_checkpoint
 from .models.download import Access
-from .models.families import Box, Family, network_of
-from .pipeline import encode_references, guided_field, masked_field, prepare_reference, to_images, velocity_field
+from .models.families import network_of
+from .models.families.taef2 import Taef2Config
+from .pipeline import encode_references, guided_field, masked_field, to_images, velocity_field
 from .sampling import Field, euler, noise, noised
 from .sharding import shared_guidance
 from .text_encoder import TextEncoder
 from .transformer import AttentionFn, Transformer
 
-__all__ = ["Klein", "Pictures", "Step", "prepare_request", "as_reference"]
+__all__ = ["Klein", "Pictures", "Step", "as_reference"]
 
 Pictures = Image.Image | list[Image.Image]  # of a prompt, or of a list of prompts
 
@@ -69,28 +68,17 @@ class Step:
         return run_serialized(lambda: self.decode(self.latents - self.t_next * self.velocity, fast))
 
 
-def as_reference(image: Image.Image) -> Image.Image:
-    """Any picture as a reference: upright, in RGB, cut as chapter 6 cuts it. Raises UserError for odd sizes."""
-    return prepare_reference(check_reference_size(to_rgb(image)))
+def progress_bar(steps: int, show: bool) -> Iterator[int]:
+    """The numbers of the steps, if `show` says so under a bar, which speaks before the first step is done."""
+    if not show:
+        yield from range(steps)
+        return
+    from tqdm.auto import tqdm  # slow to import
 
-
-def prepare_references(family: Family, images: list[Image.Image]) -> tuple[list[Image.Image], Box | None]:
-    """All of a call's pictures; and the box to which the result is cut, where a family fills up a lone one."""
-    if len(images) == 1 and family.prepare_lone_reference:
-        image, box = family.prepare_lone_reference(to_rgb(images[0]))
-        return [image], box
-    return [as_reference(image) for image in images], None
-
-
-def prepare_request(info: ModelInfo, prompt: str | Sequence[str], options: Options) -> Request:
-    """A call's options, checked, with its pictures as the model will read them. Raises UserError."""
-    images = check_images(options.get("images", ()))
-    change = plan_change(images, options)
-    if change:
-        references = [as_reference(image) for image in (change.canvas, *images[1:])]
-        return check_request(info, prompt, options, references, change=change)
-    references, box = prepare_references(info.family, images)
-    return check_request(info, prompt, options, references, box)
+    bar = tqdm(range(steps), "loading, reading the prompt", leave=False)
+    for number in bar:
+        yield number
+        bar.set_description("drawing", refresh=False)
 
 
 class Klein:
@@ -127,10 +115,17 @@ class Klein:
         revision, token, cache_dir, local_files_only: as in huggingface_hub, for what is fetched from there.
         Raises UserError, FileError or HubError with the way out.
         """
-        kind: mx.Dtype | None = getattr(mx, dtype, cast(Any, dtype)) if isinstance(dtype, str) else dtype
-        check_loading(name, quantize, kind, loras)
+        kind = getattr(mx, dtype, None) if isinstance(dtype, str) else dtype
+        if dtype is not None and not (isinstance(kind, mx.Dtype) and mx.issubdtype(kind, mx.floating)):
+            raise UserError(f"dtype must be mx.float32, mx.bfloat16 or mx.float16, not {dtype!r}.")
+        if isinstance(loras, (str, Path)):
+            raise UserError(f"loras must be a list of files, or of (file, scale), not {str(loras)!r}.")
         access = Access(revision, token, cache_dir, local_files_only)
-        model = run_serialized(LoadedModel.open, name, quantize, kind, parts, keep_loaded, group, access)
+        checkpoint = run_serialized(
+            open_checkpoint, str(name), dtype=kind or compute_dtype(), quantize=quantize, parts=parts, access=access
+        )
+        exact = kind is not None and kind == mx.float32
+        model = run_serialized(LoadedModel, checkpoint, keep_loaded, group, exact)
         model.loras.add_all(loras)
         return cls(model)
 
@@ -167,17 +162,15 @@ class Klein:
 
     def plan_memory(self, prompt: str | Sequence[str] = "", **options: Unpack[Options]) -> MemoryPlan:
         """The bytes that this call would take, stage by stage; nothing is loaded for it."""
-        return self._model.plan_memory(self._request(prompt, options))
+        return self._model.plan_memory(check_request(self.info, prompt, options))
 
     def release(self) -> None:
         """Take all parts out of memory; what needs one reads it again."""
         self._model.release_all()
 
-    def _request(self, prompt: str | Sequence[str], options: Options) -> Request:
-        return prepare_request(self.info, prompt, options)
-
     def _check(self, prompt: str | Sequence[str], options: Options) -> Request:
-        request = self._model.cluster.agree(self._request(prompt, options), seeded=options.get("seed") is not None)
+        request = check_request(self.info, prompt, options)
+        request = self._model.cluster.agree(request, seeded=options.get("seed") is not None)
         self._model.check_memory(request)
         return request
 
@@ -245,7 +238,7 @@ class Klein:
     def _decode(self, request: Request, latents: mx.array, fast: bool = False) -> Pictures:
         """The pictures of latents (b, n, c), as many as the request asks for."""
         grid = latents.reshape(len(latents), *request.grid, -1)
-        if fast and not self._model.has_tiny_decoder:
+        if fast and not isinstance(self._model.checkpoint.configs.autoencoder, Taef2Config):  # which is quick itself
             small = to_images(preview_pixels(self._model.preview_matrix(), grid))
             images = [image.resize((request.width, request.height), Image.Resampling.BICUBIC) for image in small]
         else:
@@ -270,23 +263,19 @@ class Klein:
 
     def _repr_html_(self) -> str:
         """A table of the parts, which a notebook shows for a model."""
-        heads = (self.info.name, "weights", "each", "memory", "loaded")
         configs = self._model.checkpoint.configs
-        lines = [
+        rows = [(escape(self.info.name), "weights", "each", "memory", "loaded")]
+        for name, cfg, bits in (
             ("text_encoder", configs.text_encoder, self._model.bits[1]),
             ("transformer", configs.transformer, self._model.bits[0]),
             ("autoencoder", configs.autoencoder, 32.0),
-        ]
-        rows = "".join(f"<th>{escape(head)}</th>" for head in heads)
-        rows = f"<thead><tr>{rows}</tr></thead><tbody>"
-        for name, cfg, bits in lines:
+        ):
             network: type[nn.Module] = network_of(cfg)
             count = count_parameters(network, cfg)
-            memory = f"{count * bits / 8e6:,.0f} MB"
             loaded = "yes" if name in self._model.parts.loaded else "no"
-            cells = (name.replace("_", " "), f"{count:,}", f"{bits:.3g} bits", memory, loaded)
-            rows += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-        return f"<table>{rows}</tbody></table>"
+            memory = f"{count * bits / 8e6:,.0f} MB"
+            rows.append((name.replace("_", " "), f"{count:,}", f"{bits:.3g} bits", memory, loaded))
+        return "<table>" + "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows) + "</table>"
 
     @property
     def info(self) -> ModelInfo:
@@ -301,7 +290,8 @@ class Klein:
     @property
     def parts(self) -> Parts:
         """What is in memory, for those who build on it: .configs, .loaded, .load(name), .release(name)."""
-        return Parts(self._model.parts)
+        store = self._model.parts
+        return Parts(self._model.checkpoint.configs, store.loaded, store.load, store.release)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -133,7 +133,7 @@ def test_the_field_may_be_one_graph(monkeypatch):
     from kleinlite import klein as module
 
     monkeypatch.setattr(module.mx, "compile", compile_and_count)
-    request = module.prepare_request(klein.info, "a red star", {"seed": 3})
+    request = module.check_request(klein.info, "a red star", {"seed": 3})
     with monkeypatch.context() as patch:
         patch.setattr(module.mx, "default_device", lambda: Gpu())
         velocity = klein._velocity_field(request)

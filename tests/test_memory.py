@@ -39,7 +39,7 @@ def test_parameters_are_those_of_the_released_models():
 def test_the_plan_is_arithmetic():
     configs = RELEASED_CONFIGS["4b"]
     small, large = (plan_memory(configs, width=side, height=side, cpu=False) for side in (512, 1024))
-    assert small[:3] == large[:3] and large.decode == 2 * 4 * 1024 * 1024 * 128 + STRIP_BYTES
+    assert small[:3] == large[:3] and large.decode == 4 * 4 * 1024 * 1024 * 128 + STRIP_BYTES
     half = plan_memory(configs, width=512, height=512, bits=(4.5, 8.5), cpu=False)
     assert abs(half.transformer * 16 / 4.5 - small.transformer) < 4 and half.autoencoder == small.autoencoder
     assert abs(half.text_encoder * 16 / 8.5 - small.text_encoder) < 4
@@ -53,7 +53,7 @@ def test_the_plan_counts_that_references_are_read():
     configs = RELEASED_CONFIGS["4b"]
     plain, edit, four = (plan_memory(configs, width=512, height=512, reference_tokens=n) for n in (0, 4096, 4 * 4096))
     large = plan_memory(configs, width=1024, height=1024)
-    assert plain.decode < edit.decode == four.decode == large.decode
+    assert plain.decode < edit.decode == four.decode < large.decode
     assert plan_memory(configs, width=512, height=512, reference_tokens=1024).decode == plain.decode
 
 
@@ -83,8 +83,8 @@ def test_what_cannot_fit_is_refused_with_the_way_out(monkeypatch, bits, word):
     monkeypatch.setattr(memory_check, "machine_memory", lambda held=0: (10 * 10**9, 7 * 10**9))
     whole, eight, four = (MemoryPlan(0, n * 10**9, 0, 0, 0, 0) for n in bits)
     with pytest.raises(MemoryError, match=rf"takes {bits[0]}\.0 GB .* has 10\.0 GB: .*{word}"):
-        check_memory(whole, {8: eight, 4: four})
-    check_memory(four._replace(transformer=9 * 10**9), {})
+        check_memory({None: whole, 8.5: eight, 4.5: four}.get, (8, 4))
+    check_memory(lambda bits: four._replace(transformer=9 * 10**9), ())
 
 
 def test_the_machine_has_memory():
@@ -127,23 +127,6 @@ def test_the_page_says_what_the_plan_says():
     assert not missing, "python site/machines.py writes the page's table again"
 
 
-LIMITED = """
-import resource
-from kleinlite.inference.memory_check import machine_memory
-resource.setrlimit(resource.RLIMIT_{kind}, (8 * 10**9, -1))
-print(machine_memory()[0])
-"""
-
-
-@pytest.mark.skipif(mx.device_info().get("memory_size") is not None, reason="a GPU says what it has")
-@pytest.mark.parametrize("kind", ["AS", "DATA"])
-def test_limits_of_a_shell_count(kind):
-    """`ulimit -v` and `ulimit -d`: beyond them MLX ends the process."""
-    code = LIMITED.format(kind=kind)
-    end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
-    assert int(end.stdout) == pytest.approx((8 * 10**9 - memory_check.WORK_SPACE) / 1.3, rel=0.01), end.stderr
-
-
 MEASURED = r"""
 import re, sys
 from pathlib import Path
@@ -170,28 +153,18 @@ def test_a_process_takes_no_more_than_a_limit_leaves_for_it():
     assert plan < took < allowed < 3 * took, end.stderr
 
 
-@pytest.mark.parametrize("line, file", [("0::/job/step", "job/memory.max"), ("0::/", "memory.max")])
-def test_the_limit_of_a_control_group_counts(monkeypatch, tmp_path, line, file):
-    """Of a group above, and in a container with a namespace of its own."""
-    groups = tmp_path / "cgroup"
-    own = tmp_path / "own"
-    limit = groups / file
-    limit.parent.mkdir(parents=True)
-    own.write_text(f"{line}\n")
-    monkeypatch.setattr(memory_check, "CGROUPS", groups)
-    monkeypatch.setattr(memory_check, "OWN_CGROUP", own)
-    without = memory_check.process_limits()
-    limit.write_text("30000000000\n")
-    assert memory_check.process_limits() == [*without, 30 * 10**9]
-    limit.write_text("max\n")
-    assert memory_check.process_limits() == without
+@pytest.mark.skipif(mx.device_info().get("memory_size") is not None, reason="a GPU says what it has")
+def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory_check, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    whole, _ = memory_check.machine_memory()
+    for limit, total in (("8000000000\n", (8e9 - memory_check.WORK_SPACE) / 1.3), ("max\n", whole)):
+        memory_check.CONTAINER_LIMIT.write_text(limit)
+        assert memory_check.machine_memory()[0] == pytest.approx(total, rel=1e-6)
 
 
 WINDOWS = """
 import os, sys
-sys.modules["resource"] = None
-for name in ("set_blocking", "sysconf"):
-    delattr(os, name)
+del os.sysconf
 from kleinlite.__main__ import main
 sys.exit(main())
 """

@@ -18,7 +18,6 @@ from .. import __version__
 from ..errors import USER_ERRORS, Parser, run_command
 from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size
 
-SHELLS = ("bash", "zsh", "fish")
 RAW_HELP = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
 examples:
@@ -27,13 +26,7 @@ examples:
   kleinlite generate --like house.png --seed 8
   mlx.launch -n 2 -- python -m kleinlite generate --prompts wishes.txt     on several machines: each its share
 """
-NANO = """\
-What nano, the model that comes with kleinlite, draws: circles, squares, triangles, stars, hearts,
-diamonds, houses, trees and boats, in nine colors, on a plain background or in a landscape by day, at
-sunset or at night, in 96x96 pixels; and changes of these: "make it night", "turn the circle into a star",
-"remove the tree". For all else take --model 4b.
-"""
-
+OFFLINE = "download nothing, and ask no network"
 QUANTIZE = "3, 4, 5, 6 or 8 bits, or mxfp4, mxfp8, nvfp4"
 QUANTIZE_EXAMPLES = """\
 examples:
@@ -65,64 +58,49 @@ def make_parser() -> Parser:
         return sub.add_argument
 
     about = "draw a picture; what is not said comes from the model's own files"
-    add = command("generate", about, epilog=f"{EXAMPLES}\n{NANO}", formatter_class=RAW_HELP)
+    add = command("generate", about, epilog=EXAMPLES, formatter_class=RAW_HELP)
     add("prompt", nargs="?", metavar="PROMPT", help="what to draw, in quotes; with --image: what to change")
     add("--model", metavar="NAME", help="see `kleinlite models`; or a hub repository, folder or file (default: nano)")
     add("--size", type=parse_size, metavar="WxH", help="pixels, multiples of 16 (default: the model's, or --image's)")
     add("--steps", type=int, metavar="N", help="looks at the picture on its way out of the noise")
-    about = "how far to follow the prompt: bases from 1, Z-Image from 0"
-    add("--guidance", type=float, metavar="G", help=about)
+    add("--guidance", type=float, metavar="G", help="how far to follow the prompt: bases from 1, Z-Image from 0")
     add("--negative", metavar="TEXT", help="what to stay away from; needs guidance")
     add("--seed", type=int, metavar="N", help="the same seed draws the same picture (default: a random one)")
-    bits = f"weights in fewer bits: {QUANTIZE} (default: as they are)"
-    add("--quantize", type=parse_quantization, metavar="Q", help=bits)
+    add("--quantize", type=parse_quantization, metavar="Q", help=f"weights in fewer bits: {QUANTIZE}")
     add("--image", nargs="+", action="extend", metavar="REF", help="pictures to edit or to combine")
     add("--mask", metavar="FILE", help="what of the first --image is drawn anew: white is, black stays to the bit")
-    about = "how much of the first --image is drawn anew: of 4 steps above 0.75 all, above 0.5 three, above 0.25 two, "
-    add("--strength", type=float, metavar="S", help=about + "else one (default: 1)")
-    about = "pixels to add to the first --image: left, top, right, bottom, such as 0,0,64,0"
-    add("--extend", type=parse_extension, metavar="L,T,R,B", help=about)
-    loras = "adapters to add, each with its scale if not 1: style.safetensors:0.7; or for nano cross, outlined, "
-    loras += "one-look (with --steps 1)"
-    add("--lora", nargs="+", action="extend", type=parse_lora, metavar="FILE[:SCALE]", help=loras)
-    like = "draw again what this picture says about itself; other options override, and another --model brings "
-    add("--like", metavar="FILE", help=like + "its own steps and guidance")
-    output = "a .png file, replaced if there is one (default: a new file here, named after prompt and seed)"
-    add("-o", "--output", type=Path, metavar="FILE", help=output)
-    about = "show every step: in this .png file, which is rewritten, or without one in the terminal"
-    add("--watch", nargs="?", const="", metavar="FILE", help=about)
-    about = "draw each line of this file, seeds counting up from --seed (here 0 if not given), into the "
-    about += "folder -o (made if it is not there; default: this one); pictures that are there are left out, so that "
-    about += "the same command goes on"
+    add("--strength", type=float, metavar="S", help="how much of the first --image is drawn anew, up to 1 (default)")
+    add("--extend", type=parse_extension, metavar="L,T,R,B", help="pixels to add to the first --image, as 0,0,64,0")
+    about = "adapters, each with its scale if not 1: style.safetensors:0.7; for nano also cross, outlined, one-look"
+    add("--lora", nargs="+", action="extend", type=parse_lora, metavar="FILE[:SCALE]", help=about)
+    add("--like", metavar="FILE", help="draw again what this picture says about itself; other options override it")
+    about = "a .png file, replaced if there is one (default: a new file here, named after prompt and seed)"
+    add("-o", "--output", type=Path, metavar="FILE", help=about)
+    add("--watch", type=Path, metavar="FILE", help="show every step in this .png file, which is rewritten")
+    about = "draw each line of this file into the folder -o, seeds counting up; what is there already is left out"
     add("--prompts", type=Path, metavar="FILE", help=about)
-    about = "for a --model that is one file with a transformer: the model that has its other parts, such as 4b"
-    add("--parts", metavar="NAME", help=about)
-    about = "a quicker decoder: small-decoder, taef2 (tiny), or a model's folder or autoencoder file"
-    add("--decoder", metavar="NAME", help=about)
-    add("--offline", action="store_true", help="download nothing, and ask no network")
+    add("--parts", metavar="NAME", help="the model with the other parts of a --model that is a transformer's file")
+    add("--decoder", metavar="NAME", help="another decoder: small-decoder, taef2 (tiny), a model's or a file's")
+    add("--offline", action="store_true", help=OFFLINE)
 
     command("models", "list the models that have a name, and which of them are on this machine")
-    about = "fetch a model, or what is new in it, and print where it is"
-    add = command("download", about)
+    add = command("download", "fetch a model, or what is new in it, and print where it is")
     add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, owner/name")
     add("--plan", action="store_true", help="only say which files it takes, and how many bytes")
-    about = "write a model in fewer bits, as a folder that is loaded like the model itself"
-    add = command("quantize", about, epilog=QUANTIZE_EXAMPLES, formatter_class=RAW_HELP)
+    add = command("quantize", "write a model in fewer bits", epilog=QUANTIZE_EXAMPLES, formatter_class=RAW_HELP)
     add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, folder or file")
     add("output", type=Path, metavar="OUT", help="the new folder")
     add("--bits", type=parse_quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8")
     add("--mode", metavar="MODE", help="in place of --bits: mxfp4, mxfp8 or nvfp4")
-    add("--offline", action="store_true", help="download nothing, and ask no network")
+    add("--offline", action="store_true", help=OFFLINE)
     about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"
     add = command("train-lora", about, epilog=LORA_EXAMPLES, formatter_class=RAW_HELP)
     add("folder", type=Path, metavar="FOLDER", help="pictures, captions, for edits the pictures before: dog_ref.png")
     add("--model", default="base-4b", metavar="NAME", help="a base model: base-4b (default), base-9b, nano-base")
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the adapter, a .safetensors file")
-    about = "how much it can learn, and its size (default: 16); or for some kinds of matrices: qkv=16,linear1=8"
-    add("--rank", type=parse_rank, default=16, metavar="R", help=about)
+    add("--rank", type=parse_rank, default=16, metavar="R", help="its size (default: 16), or by kind: qkv=16,linear1=8")
     add("--steps", type=int, default=500, metavar="N", help="steps of training (default: 500); more of them go on")
-    about = "the peak of the learning rate (default: by the model's width, 1e-4 for base-4b, 1.2e-3 for nano-base)"
-    add("--rate", type=float, metavar="X", help=about)
+    add("--rate", type=float, metavar="X", help="the peak of the learning rate (default: by the model's width)")
     add("--batch", type=int, default=1, metavar="B", help="pictures at a time (default: 1)")
     add("--accumulate", type=int, default=4, metavar="N", help="batches that make one step (default: 4)")
     add("--size", type=parse_size, metavar="WxH", help="scale and cut all pictures (default: as they are)")
@@ -131,12 +109,11 @@ def make_parser() -> Parser:
     add("--seed", type=int, default=0, metavar="N", help="of its beginning and of its batches (default: 0)")
     add("--every", type=int, default=100, metavar="N", help="steps between two looks at it (default: 100)")
     add("--plan", action="store_true", help="only say how much memory it takes")
-    add("--offline", action="store_true", help="download nothing, and ask no network")
+    add("--offline", action="store_true", help=OFFLINE)
     about = 'print a script that completes commands and options: eval "$(kleinlite completion bash)"'
     add = command("completion", about)
-    add("shell", choices=SHELLS, help="whose words it is written in")
-    about = "show what made a picture, what an adapter changes or, without a file, the versions for a bug report"
-    add = command("info", about)
+    add("shell", choices=("bash", "zsh", "fish"), help="whose words it is written in")
+    add = command("info", "show what made a picture, what an adapter changes, or the versions for a bug report")
     add("file", nargs="?", metavar="FILE", help="a picture that kleinlite wrote, or an adapter")
     return parser
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..models.download import download_model, model_path, plan_download
 from ..models.registry import find_bundled
-from .shared import ending_soon
+from .shared import ending_at_once
 
 
 def run(args: argparse.Namespace) -> None:
@@ -14,7 +14,7 @@ def run(args: argparse.Namespace) -> None:
         return print(f"{args.model} comes with kleinlite: there is nothing to download.")
     if Path(args.model).exists():
         raise UserError(f"{args.model} is on this machine already: name a model of `kleinlite models`, or owner/name.")
-    with ending_soon():
+    with ending_at_once():
         if args.plan:
             return print(plan_download(args.model).text)
         print(model_path(args.model, download_model(args.model)[0]))

@@ -13,24 +13,22 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 from PIL import Image
 
-from ..errors import MissingFileError, UserError, printable
+from ..errors import UserError, printable
 from ..inference import picture_file
 from ..inference.loaded_model import LoadedModel
 from ..inference.loras import Loras, find_recorded_loras
-from ..inference.machines import any_of, from_first, own_temporary_folder, say_who_is_lost
-from ..inference.memory_check import FEWER_BITS, check_memory, plan_model
+from ..inference.machines import from_first, own_temporary_folder, say_who_is_lost
+from ..inference.memory_check import FEWER_BITS, check_memory, plan_request
 from ..inference.memory_plan import compute_dtype
-from ..inference.request import Options, Request
+from ..inference.request import Options, Request, check_request
 from ..inference.serialized import run_serialized
-from ..inference.watch import Watcher
-from ..klein import Klein, prepare_request
+from ..klein import Klein
 from ..models.checkpoint import ModelInfo
 from ..models.describe import ModelFacts, describe, is_here
-from ..models.download import Access, fetch_model, fetch_parts
+from ..models.download import Access
 from ..models.lora_files import Adapter, open_adapter
 from ..nano.limits import describe_limits
-from ..quantization import QUANT_SPECS
-from .shared import check_folder, ending_soon, name_quantization
+from .shared import check_folder, ending_at_once, name_quantization
 
 
 class Wish(NamedTuple):
@@ -55,7 +53,7 @@ class Job(NamedTuple):
 def run(args: argparse.Namespace) -> None:
     group = mx.distributed.init()
     own_temporary_folder(group)
-    with say_who_is_lost(), ending_soon():
+    with say_who_is_lost(), ending_at_once():
         generate(group, args)
 
 
@@ -63,8 +61,6 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
     """Each machine its own share of --prompts, or all of them one picture together."""
     is_first = group.rank() == 0
     together = None if args.prompts else group
-    if args.watch:
-        check_output(Path(args.watch))
     wish = read_wish(args)
     access = Access(local_files_only=args.offline)
     facts = run_serialized(describe, wish.model, wish.quantize, wish.parts, dtype=compute_dtype(), access=access)
@@ -73,25 +69,29 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
     request = check_before_loading(facts, wish, 1 if together is None else group.size())
     seed = request.seeds[0] if wish.options["seed"] is not None else from_first(request.seeds[:1], group)[0]
     jobs = list_jobs(args, wish, seed)
-    if args.prompts:
-        jobs = leave_out_drawn(jobs, group)
     klein = Klein(run_serialized(LoadedModel.of, facts, wish.quantize, wish.parts, together, access))
     klein.loras.add_all(wish.adapters)
     klein._model.check_memory(request)  # before anything is said of it
     if is_first:
-        for note in list_notes(request, klein.info, wish.quantize, wish.adapters, [job.prompt for job in jobs]):
+        for note in list_notes(request, klein.info, wish):
             print(printable(note), file=sys.stderr)
     title = wish.model if wish.quantize is None else f"{wish.model} in {name_quantization(wish.quantize)}"
     title += "".join(f" + {lora} × {scale:g}" for lora, scale in klein.loras.items())
-    if args.prompts:
-        if args.output:
-            args.output.mkdir(exist_ok=True)
-        for job in jobs[group.rank() :: group.size()]:  # every N-th on each of N machines
-            draw_job(klein, title, job, wish.options, args.watch, prints=is_first)
-    elif is_first:
-        draw_job(klein, title, jobs[0], wish.options, args.watch, replaces=args.output is not None)
-    else:
-        draw(klein, jobs[0].prompt, {**wish.options, "seed": seed}, None)
+    if args.prompts and args.output:
+        args.output.mkdir(exist_ok=True)
+    for job in jobs[group.rank() :: group.size()] if args.prompts else jobs:  # every N-th on each of N machines
+        if args.prompts and job.path.exists():
+            print(printable(f"{job.path} is there already."))
+            continue
+        start = time.perf_counter()
+        picture = draw(klein, job.prompt, {**wish.options, "seed": job.seed}, args.watch if is_first else None)
+        seconds = time.perf_counter() - start
+        path = job.path if args.output else free_name(job.path)
+        if is_first or args.prompts:
+            picture_file.save_picture(picture, path)
+        if is_first:
+            about = f"{path}: {picture.width}x{picture.height}, {title}, seed {job.seed}, {seconds:.1f} s"
+            print(printable(about), flush=True)
 
 
 # ---------------------------------------------------------------- what is wished for
@@ -99,8 +99,6 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
 
 def read_wish(args: argparse.Namespace) -> Wish:
     """Everything that is asked for. Raises UserError."""
-    if args.model is not None and not args.model.strip():
-        raise UserError("--model is empty: name a model, see `kleinlite models`, or leave it out for nano.")
     like = {} if args.like is None else read_like(args)
 
     def pick(name: str, typed: Any, default: Any = None) -> Any:
@@ -129,7 +127,7 @@ def read_wish(args: argparse.Namespace) -> Wish:
         "guidance": pick("guidance", args.guidance),
         "negative_prompt": pick("negative_prompt", args.negative, ""),
         "seed": pick("seed", 0 if args.seed is None and args.prompts else args.seed),
-        "progress": sys.stderr.isatty() and args.watch != "",  # or they would draw over each other
+        "progress": sys.stderr.isatty(),
     }
     return Wish(
         pick("model", args.model, "nano"), pick("quantize", args.quantize), parts,
@@ -158,13 +156,9 @@ def read_like(args: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"{file} was drawn with {name} that was given, which it does not contain: {way_out}.")
     parts = like.get("parts") or {}
     for place in parts.values() if isinstance(parts, dict) else [parts]:
-        try:
-            if not is_here(place):
-                fetch = fetch_model if isinstance(parts, dict) else fetch_parts
-                fetch(place, Access(local_files_only=True))
-        except MissingFileError:
+        if args.parts is None and not is_here(place):
             was = f"{file} was drawn with parts of {place!r}, which is not on this machine"
-            raise UserError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.") from None
+            raise UserError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.")
     if "box" in like:  # it has the size of the picture that it was made from
         like = {name: value for name, value in like.items() if name not in ("width", "height")}
     return like
@@ -174,8 +168,6 @@ def read_prompts(path: Path) -> list[str]:
     """The lines of a file that are not empty. Raises UserError."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: name a text file with one prompt a line.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as UTF-8 text ({error}): write one prompt a line.") from None
     prompts = [line.strip() for line in lines if line.strip()]
@@ -187,57 +179,43 @@ def read_prompts(path: Path) -> list[str]:
 # ---------------------------------------------------------------- what is checked before gigabytes are read
 
 
-def check_output(path: Path) -> None:
-    """Refuse a file that could not be written, before there is a picture to lose."""
-    picture_file.check_png_name(path)
-    check_folder(path.parent)
-
-
 def check_place(args: argparse.Namespace) -> None:
     """Refuse a place in which nothing could be saved."""
     folder = args.output or Path()
     if args.prompts is not None:
         check_folder(folder if os.path.lexists(folder) else folder.parent)
-    elif args.output:
-        check_output(args.output)
-    else:
-        check_folder(folder)
+    for file in (args.watch, None if args.prompts else args.output or Path("picture.png")):
+        if file:
+            picture_file.check_png_name(file)
+            check_folder(file.parent)
 
 
 def check_before_loading(facts: ModelFacts, wish: Wish, machines: int) -> Request:
     """Refuse what can be refused before gigabytes are fetched; the files have the last word."""
     options = wish.options
     if facts.configs is None:  # how its family counts guidance, its files will tell
-        return prepare_request(facts.info, wish.prompts[0], {**options, "guidance": None})
-    request = prepare_request(facts.info, wish.prompts[0], options)
+        return check_request(facts.info, wish.prompts[0], {**options, "guidance": None})
+    request = check_request(facts.info, wish.prompts[0], options)
     Loras(facts.configs.transformer).add_all(wish.adapters)
     if not facts.here:
-        size: dict[str, Any] = {"width": request.width, "height": request.height, "prompts": wish.prompts[:1]}
-        size["machines"] = machines
-        choice = () if wish.quantize or facts.is_quantized else FEWER_BITS
-        smaller = {bits: plan_model(facts, bits=QUANT_SPECS[bits].bits_per_weight, **size) for bits in choice}
-        check_memory(plan_model(facts, **size), smaller)
+        fewer = () if wish.quantize or facts.is_quantized else FEWER_BITS
+        check_memory(lambda bits: plan_request(facts, request, bits, machines), fewer)
     return request
 
 
-def list_notes(
-    request: Request, info: ModelInfo, quantize: int | str | None, adapters: list[tuple[Adapter, float]],
-    prompts: list[str],
-) -> list[str]:  # fmt: skip
+def list_notes(request: Request, info: ModelInfo, wish: Wish) -> list[str]:
     """What is to be said before it is drawn: what will not come out, and why."""
     notes = []
-    if not all(prompt.strip() for prompt in prompts):
-        notes.append("The prompt is empty: the picture may be of anything.")
-    if request.steps > 1 and any(adapter.source == "one-look" for adapter, _ in adapters):
+    if request.steps > 1 and any(adapter.source == "one-look" for adapter, _ in wish.adapters):
         notes.append("one-look draws in a single step: add --steps 1.")
     if info.family.title.startswith("FLUX 3"):  # as its makers say
         if request.steps < 8 and info.distilled:
             notes.append("FLUX 3 is grainy in so few steps, in its makers' own code too: 8 do, 16 are meant.")
-        if quantize in (3, 4, "mxfp4", "nvfp4"):
+        if wish.quantize in (3, 4, "mxfp4", "nvfp4"):
             notes.append("FLUX 3 has 5 to 23 % more grain in 4 bits; 6 and 8 are fine.")
-    if not adapters:
+    if not wish.adapters:
         size = request.width, request.height
-        notes += [describe_limits(info.name, info.size, prompt, *size) for prompt in prompts]
+        notes += [describe_limits(info.name, info.size, prompt, *size) for prompt in wish.prompts]
     return [note for note in dict.fromkeys(notes) if note]
 
 
@@ -271,40 +249,12 @@ def list_jobs(args: argparse.Namespace, wish: Wish, seed: int) -> list[Job]:
     ]
 
 
-def leave_out_drawn(jobs: list[Job], group: mx.distributed.Group) -> list[Job]:
-    """The pictures that are not there yet, on any machine."""
-    drawn = any_of([job.path.exists() for job in jobs], group)
-    for job, done in zip(jobs, drawn):
-        if done and group.rank() == 0:
-            print(printable(f"{job.path} is there already."))
-    return [job for job, done in zip(jobs, drawn) if not done]
-
-
-def draw_job(
-    klein: Klein, title: str, job: Job, options: Options, watch: str | None, *, prints: bool = True,
-    replaces: bool = True,
-) -> None:  # fmt: skip
-    """One picture into its file, and a line about it.
-
-    replaces: whether a file of that name is replaced; else the picture takes the next name that is free.
-    """
-    start = time.perf_counter()
-    picture = draw(klein, job.prompt, {**options, "seed": job.seed}, watch)
-    seconds = time.perf_counter() - start
-    path = job.path if replaces else free_name(job.path)
-    picture_file.save_picture(picture, path)
-    if prints:
-        about = f"{path}: {picture.width}x{picture.height}, {title}, seed {job.seed}, {seconds:.1f} s"
-        print(printable(about), flush=True)
-
-
-def draw(klein: Klein, prompt: str, options: Options, watch: str | None) -> Image.Image:
-    """One picture; watch: the file in which every step is shown, "" for the terminal."""
+def draw(klein: Klein, prompt: str, options: Options, watch: Path | None) -> Image.Image:
+    """One picture; watch: the file in which every step is shown."""
     if watch is None:
         return klein(prompt, **options)
-    watcher = Watcher(Path(watch) if watch else None)
     for step in klein.stream(prompt, **options):
-        watcher.show(cast(Image.Image, step.preview(fast=True)))
+        picture_file.save_picture(cast(Image.Image, step.preview(fast=True)), watch)
     picture = cast(Image.Image, step.preview())  # of one prompt
-    watcher.show(picture)
+    picture_file.save_picture(picture, watch)
     return picture

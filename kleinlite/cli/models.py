@@ -1,7 +1,6 @@
 """`kleinlite models`: the models that have a name, what they take, and which are on this machine."""
 
 import argparse
-from functools import cache
 from typing import Any
 
 from ..inference import memory_check
@@ -9,7 +8,7 @@ from ..inference.memory_check import FEWER_BITS, plan_model
 from ..memory import count_parameters
 from ..models.describe import describe
 from ..models.families import network_of
-from ..models.registry import BUNDLED, MODELS, SMALL_DECODER, SMALL_DECODER_BYTES, TAEF2
+from ..models.registry import BUNDLED, MODELS
 from ..quantization import QUANT_SPECS
 
 
@@ -26,8 +25,6 @@ def run(args: argparse.Namespace) -> None:
         f"\nPython and MLX take 0.1 GB more. Fits: into the {whole:.1f} GB of this machine."
         "\nWhat is not here is fetched on first use, or by `kleinlite download NAME`, from huggingface.co, a"
         "\ngated model after you have accepted its license there and logged in with `hf auth login`."
-        f"\nBeside them, {SMALL_DECODER} ({SMALL_DECODER_BYTES / 1e6:.0f} MB, Apache-2.0) and {TAEF2} (10 MB, MIT): "
-        f"`--decoder {SMALL_DECODER}`."
     )
 
 
@@ -38,12 +35,9 @@ def describe_model(name: str) -> tuple[str, ...]:
     released = facts.released
     size = 512 if released else facts.info.size
     fewer = () if facts.is_quantized or not released else FEWER_BITS
-
-    @cache
-    def peak(bits: int | None) -> int:
-        width = QUANT_SPECS[bits].bits_per_weight if bits else None
-        return plan_model(facts, width=size, height=size, bits=width).peak_bytes
-
+    widths: dict[int | None, float | None] = {None: None}
+    widths |= {bits: QUANT_SPECS[bits].bits_per_weight for bits in fewer}
+    peaks = {bits: plan_model(facts, width=size, height=size, bits=n).peak_bytes for bits, n in widths.items()}
     if released:
         counts = [released.size.transformer_parameters, released.size.text_encoder_parameters]
         here = "yes" if facts.here else "no, gated" if released.size.gated else "no"
@@ -51,9 +45,9 @@ def describe_model(name: str) -> tuple[str, ...]:
         networks: list[Any] = [facts.configs.transformer, facts.configs.text_encoder]
         counts = [count_parameters(network_of(cfg), cfg) for cfg in networks]
         here = "bundled"
-    most = memory_check.machine_memory()[0]
-    fits = "yes" if peak(None) <= most else next((f"--quantize {bits}" for bits in fewer if peak(bits) <= most), "no")
-    shown = [peak(bits) for bits in (None, 8, 4) if bits is None or bits in fewer]
+    fitting = [bits for bits in peaks if peaks[bits] <= memory_check.machine_memory()[0]]
+    fits = "no" if not fitting else "yes" if fitting[0] is None else f"--quantize {fitting[0]}"
+    shown = [peaks[bits] for bits in (None, 8, 4) if bits in peaks]
     return (
         name,
         f"{facts.info.steps}, distilled" if facts.info.distilled else str(facts.info.steps),

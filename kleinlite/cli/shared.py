@@ -1,10 +1,7 @@
-"""What several commands need: a folder to write in, and an end that does not wait."""
+"""What several commands need: a folder to write in, and an end that waits for nothing."""
 
-import os
 import signal
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,30 +24,13 @@ def name_quantization(quantize: int | str) -> str:
 
 
 @contextmanager
-def ending_soon() -> Iterator[None]:
-    """Within, Ctrl-C ends the process after a second, should it not have ended by then.
+def ending_at_once() -> Iterator[None]:
+    """Within, Ctrl-C ends the process as the system does it, with the shell's status 130.
 
-    A step of MLX or a download may go on for a minute, and Python hears of Ctrl-C between two calls. The system writes
-    it into a pipe at once, from which a thread reads. Windows knows no such pipe before Python 3.12.
+    A step of MLX or a download may go on for a minute, and Python hears of Ctrl-C between two calls.
     """
-    if not hasattr(os, "set_blocking"):
-        yield
-        return
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    ended = threading.Event()
-
-    def end() -> None:
-        if os.read(reading, 1) == bytes([signal.SIGINT]) and not ended.wait(1):
-            print("\n" * sys.stderr.isatty() + "kleinlite: stopped.", file=sys.stderr, flush=True)  # below the bar
-            os._exit(130)
-        os.close(reading)
-
-    before = signal.set_wakeup_fd(writing)
-    threading.Thread(target=end, daemon=True).start()
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        ended.set()
-        signal.set_wakeup_fd(before)
-        os.close(writing)
+        signal.signal(signal.SIGINT, before)

@@ -21,16 +21,10 @@ RIDGE = 1e-3  # per token; keeps channels that hardly vary from counting
 
 def fit_preview(autoencoder: nn.Module) -> mx.array:
     """The matrix (c + 1, 48) from a token's latents and a 1 to its pixels in 4×4 blocks, fitted on drawn scenes."""
-    drawn = [to_pixels(draw(sample(seed))) for seed in range(PICTURES)]
-    latents = []
-    targets = []
-    for pixels in mx.concatenate(drawn).split(4):
-        tokens = autoencoder.encode(pixels)
-        latents.append(with_ones(tokens).reshape(-1, tokens.shape[-1] + 1))
-        targets.append(to_blocks(pixels, tokens.shape[1]).reshape(-1, 3 * BLOCKS**2))
-        mx.eval(latents, targets)
-    a = mx.concatenate(latents).astype(mx.float32)
-    b = mx.concatenate(targets)
+    pixels = mx.concatenate([to_pixels(draw(sample(seed))) for seed in range(PICTURES)])
+    tokens = autoencoder.encode(pixels).astype(mx.float32)
+    a = with_ones(tokens).reshape(-1, tokens.shape[-1] + 1)
+    b = to_blocks(pixels, tokens.shape[1]).reshape(-1, 3 * BLOCKS**2)
     normal = a.T @ a + RIDGE * len(a) * mx.eye(a.shape[1])
     matrix = mx.linalg.solve(normal, a.T @ b, stream=mx.cpu)
     mx.eval(matrix)

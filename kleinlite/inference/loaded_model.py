@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import mlx.core as mx
@@ -15,12 +15,10 @@ from ..errors import UserError
 from ..models.checkpoint import Checkpoint, PartsArgument, open_checkpoint
 from ..models.describe import ModelFacts
 from ..models.download import ANYWHERE, Access
-from ..models.families.taef2 import Taef2Config
-from ..quantization import QUANT_SPECS
 from .cluster import Cluster
 from .fast_preview import fit_preview
 from .loras import Loras
-from .memory_check import FEWER_BITS, all_parts_fit, check_memory, plan_model
+from .memory_check import FEWER_BITS, all_parts_fit, check_memory, plan_request
 from .memory_plan import MemoryPlan, compute_dtype
 from .parts import PartStore
 from .prompts import PromptEncoder
@@ -52,26 +50,15 @@ class LoadedModel:
         self._preview_matrix: mx.array | None = None
 
     @classmethod
-    def open(
-        cls, name: str | Path, quantize: int | str | None = None, dtype: mx.Dtype | None = None,
-        parts: PartsArgument = None, keep_loaded: bool = False,
-        group: mx.distributed.Group | None = None, access: Access = ANYWHERE,
-    ) -> LoadedModel:  # fmt: skip
-        """The model of this name, its files checked, no weights read. Arguments are `from_pretrained`'s."""
-        checkpoint = open_checkpoint(
-            str(name), dtype=dtype or compute_dtype(), quantize=quantize, parts=parts, access=access
-        )
-        return cls(checkpoint, keep_loaded, group, exact=dtype is not None and dtype == mx.float32)
-
-    @classmethod
     def of(
         cls, facts: ModelFacts, quantize: int | str | None = None, parts: PartsArgument = None,
         group: mx.distributed.Group | None = None, access: Access = ANYWHERE,
     ) -> LoadedModel:  # fmt: skip
         """The model that `describe` has looked at: what it has opened is not opened again."""
-        if facts.checkpoint:
-            return cls(facts.checkpoint, group=group)
-        return cls.open(facts.info.name, quantize, None, parts, False, group, access)
+        checkpoint = facts.checkpoint or open_checkpoint(
+            facts.info.name, dtype=compute_dtype(), quantize=quantize, parts=parts, access=access
+        )
+        return cls(checkpoint, group=group)
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`run_serialized`; a small model leaves the cores to what else runs on them, and is quicker for it."""
@@ -84,11 +71,6 @@ class LoadedModel:
 
         return run_serialized(run_beside_others)
 
-    @property
-    def has_tiny_decoder(self) -> bool:
-        """Whether its decoder is so quick that no preview needs a matrix in its place."""
-        return isinstance(self.checkpoint.configs.autoencoder, Taef2Config)
-
     def preview_matrix(self) -> mx.array:
         """What stands for the decoder in fast previews, see `fit_preview`; fitted when first asked for, and kept."""
         if self._preview_matrix is None:
@@ -99,20 +81,15 @@ class LoadedModel:
         self.prompts.remembered.clear()
         self.parts.release_all()
 
-    def plan_memory(self, request: Request, bits: float | tuple[float, float] | None = None) -> MemoryPlan:
+    def plan_memory(self, request: Request, bits: float | None = None) -> MemoryPlan:
         """The bytes that a request takes, with the parts as they are loaded here or in so many bits per weight."""
-        plan = plan_model(
-            self.checkpoint, width=request.width, height=request.height, bits=bits or self.bits,
-            reference_tokens=sum(gh * gw for gh, gw in request.reference_grids), b=len(request.prompts),
-            prompts=[*request.prompts, request.negative_prompt], machines=self.cluster.machines,
-        )  # fmt: skip
+        plan = plan_request(self.checkpoint, request, bits or self.bits, self.cluster.machines)
         return plan._replace(transformer=plan.transformer + self.loras.nbytes)
 
     def check_memory(self, request: Request) -> None:
         """Raises MemoryLimitError for a request that this machine cannot hold, with what would fit."""
-        choice = () if self.checkpoint.is_quantized else FEWER_BITS
-        smaller = {bits: self.plan_memory(request, QUANT_SPECS[bits].bits_per_weight) for bits in choice}
-        check_memory(self.plan_memory(request), smaller, total=self.cluster.least_memory())
+        fewer = () if self.checkpoint.is_quantized else FEWER_BITS
+        check_memory(partial(self.plan_memory, request), fewer, self.cluster.least_memory())
 
     def offload_if_needed(self, request: Request) -> None:
         """Release the transformer after the last step, if the decoder or the next prompt needs its place."""

@@ -15,15 +15,9 @@ import mlx.core as mx
 
 from ..errors import UserError
 
-__all__ = ["any_of", "from_first", "least", "own_temporary_folder", "say_who_is_lost"]
+__all__ = ["from_first", "least", "own_temporary_folder", "say_who_is_lost"]
 
 LOST = "connection to a peer was lost"  # what MLX's ring says when another process is gone
-
-
-def any_of(flags: Sequence[bool], group: mx.distributed.Group) -> list[bool]:
-    """Of each flag, whether it is set on any machine."""
-    counts = mx.distributed.all_sum(mx.array(list(map(int, flags)), dtype=mx.int32), group=group)
-    return [count > 0 for count in cast(list[int], counts.tolist())]
 
 
 def least(number: int, group: mx.distributed.Group) -> int:

@@ -4,8 +4,7 @@ The arithmetic is in `memory_plan`.
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,20 +15,22 @@ import mlx.core as mx
 from ..errors import MemoryLimitError
 from ..models.checkpoint import Checkpoint
 from ..models.describe import ModelFacts
-from ..models.families import Configs, TransformerNumbers, family_of, network_of
+from ..models.families import Configs, family_of, network_of
+from ..quantization import QUANT_SPECS
 from ..sharding import check_shares, common_divisor, held_share
-from ..text_encoder import TextEncoder, TextEncoderConfig
+from ..text_encoder import TextEncoder
 from .memory_plan import MemoryPlan, plan_memory
+from .request import Request
 from .serialized import run_serialized
 
 __all__ = [
-    "FEWER_BITS", "all_parts_fit", "check_memory", "machine_memory", "plan_model", "plan_networks", "window_configs",
+    "FEWER_BITS", "all_parts_fit", "check_memory", "machine_memory", "plan_model", "plan_networks", "plan_request",
+    "window_configs",
 ]  # fmt: skip
 
 FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
 USABLE_SHARE = 0.75  # of the memory, where the system does not say how much one program can count on
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 # What a process takes beside the arrays that are planned; a test measures it.
 BESIDE_ARRAYS = 0.3  # of their bytes: what MLX keeps for the next array, what an allocator cannot give back
 WORK_SPACE = 3 * 2**27  # bytes, whatever the size: libraries, stacks, copies that a product makes of its factors
@@ -51,26 +52,36 @@ def plan_model(
     )  # fmt: skip
     if machines == 1:
         return plan
+    transformer, text_encoder = held_shares(model.configs, machines)
     return plan._replace(
-        transformer=int(plan.transformer * transformer_share(model.configs.transformer, machines)),
-        text_encoder=int(plan.text_encoder * text_encoder_share(model.configs.text_encoder, machines)),
+        transformer=int(plan.transformer * transformer), text_encoder=int(plan.text_encoder * text_encoder)
     )
 
 
-@cache
-def transformer_share(cfg: TransformerNumbers, machines: int) -> float:
-    """The share of a transformer that each of several machines holds. Raises UserError if they cannot share it."""
-    build: Any = network_of(cfg)
-    network = build(cfg)
-    check_shares(network, machines)
-    return held_share(network, machines)
+def plan_request(
+    model: Checkpoint | ModelFacts, request: Request, bits: float | tuple[float, float] | None = None, machines: int = 1
+) -> MemoryPlan:
+    """The same for what a call asks for."""
+    return plan_model(
+        model, width=request.width, height=request.height, bits=bits,
+        reference_tokens=sum(image.width * image.height // 256 for image in request.references), b=len(request.prompts),
+        prompts=[*request.prompts, request.negative_prompt], machines=machines,
+    )  # fmt: skip
 
 
 @cache
-def text_encoder_share(cfg: TextEncoderConfig, machines: int) -> float:
-    """The same of a text encoder's layers below its highest tap: all of it where its heads do not go round."""
-    network = TextEncoder(replace(cfg, layers=max(cfg.out_layers), tied=True))
-    return 1.0 if common_divisor(network) % machines else held_share(network, machines)
+def held_shares(configs: Configs, machines: int) -> tuple[float, float]:
+    """The shares of transformer and text encoder that each of several machines holds. Raises UserError if it cannot.
+
+    Of a text encoder whose heads do not go round, all of it; else of the layers below its highest tap.
+    """
+    build: Any = network_of(configs.transformer)
+    transformer = build(configs.transformer)
+    check_shares(transformer, machines)
+    cfg = configs.text_encoder
+    text_encoder = TextEncoder(replace(cfg, layers=max(cfg.out_layers), tied=True))
+    whole = common_divisor(text_encoder) % machines
+    return held_share(transformer, machines), 1.0 if whole else held_share(text_encoder, machines)
 
 
 def window_configs(configs: Configs, prompts: Sequence[str] = ("",)) -> Configs:
@@ -92,50 +103,38 @@ def plan_networks(configs: Configs, **request: Any) -> MemoryPlan:
 def machine_memory() -> tuple[int, int]:
     """Bytes of memory here, and how many of them one program can count on: what a Mac says, else three quarters.
 
-    A limit of a shell (`ulimit -v`, `ulimit -d`) or of a container counts as the machine's, since beyond it the system
-    ends the process without a word; less what comes beside the arrays.
+    A container's limit counts as the machine's, since beyond it the system ends the process without a word; less what
+    comes beside the arrays. Where the system has no word for its memory, as on Windows, nothing is refused.
     """
     info = mx.device_info()
     total = int(info.get("memory_size") or info.get("total_memory") or 0)
     if not total:  # a CPU on Linux or Windows
-        limits = [max(int((limit - WORK_SPACE) / (1 + BESIDE_ARRAYS)), 1) for limit in process_limits()]
-        total = min([physical_memory(), *limits])
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
+        limit = CONTAINER_LIMIT.read_text("utf-8").strip() if CONTAINER_LIMIT.is_file() else "max"
+        if limit.isdigit():
+            total = min(total, int((int(limit) - WORK_SPACE) / (1 + BESIDE_ARRAYS)))
     return total, int(info.get("max_recommended_working_set_size", USABLE_SHARE * total))
-
-
-def physical_memory() -> int:
-    """Bytes; where the system has no word for it, as on Windows, so many that nothing is refused."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
-
-
-def process_limits() -> list[int]:
-    """The bytes beyond which the system ends this process: by its shell, by its control group and those above."""
-    limits = []
-    with suppress(ImportError):  # Windows
-        import resource
-
-        limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    if OWN_CGROUP.is_file():
-        group = CGROUPS / OWN_CGROUP.read_text("utf-8").strip().rpartition("::/")[2]
-        files = [folder / "memory.max" for folder in (group, *group.parents) if folder.is_relative_to(CGROUPS)]
-        limits += [int(n) for file in files if file.is_file() and (n := file.read_text("utf-8").strip()).isdigit()]
-    return [limit for limit in limits if 0 <= limit < 2**60]  # -1, or a number beyond any memory: no limit
 
 
 def all_parts_fit(plan: MemoryPlan) -> bool:
     return plan.peak_bytes_all_loaded <= machine_memory()[1]
 
 
-def check_memory(plan: MemoryPlan, smaller: dict[int, MemoryPlan], total: int | None = None) -> None:
-    """Refuse what has no chance to fit, and name the most bits for which `smaller` has a plan that does.
+def check_memory(
+    plan: Callable[[float | None], MemoryPlan], fewer: Sequence[int] = FEWER_BITS, total: int | None = None
+) -> None:
+    """Refuse what has no chance to fit, and name the most bits of `fewer` with which it does.
 
-    total: the memory of the smallest machine, where several draw together. Raises MemoryLimitError.
+    plan: what it takes in so many bits per weight; None: as it is. total: the memory of the smallest machine, where
+    several draw together. Raises MemoryLimitError.
     """
     total = total or machine_memory()[0]
-    if plan.peak_bytes <= total:
+    needed = plan(None).peak_bytes
+    if needed <= total:
         return
-    refusal = f"This takes {plan.peak_bytes / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB"
-    for bits, other in sorted(smaller.items(), reverse=True):
-        if other.peak_bytes <= total:
-            raise MemoryLimitError(f"{refusal}: with quantize={bits} it takes {other.peak_bytes / 1e9:.1f} GB.")
+    refusal = f"This takes {needed / 1e9:.1f} GB of memory, and the machine has {total / 1e9:.1f} GB"
+    for bits in fewer:
+        other = plan(QUANT_SPECS[bits].bits_per_weight).peak_bytes
+        if other <= total:
+            raise MemoryLimitError(f"{refusal}: with quantize={bits} it takes {other / 1e9:.1f} GB.")
     raise MemoryLimitError(f"{refusal}: draw a smaller picture, or take a smaller model.")

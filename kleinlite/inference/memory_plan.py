@@ -46,7 +46,6 @@ def compute_dtype() -> mx.Dtype:
 
 # Fitted to `python -m benchmarks.picture` on a CPU, which measures every stage beside what is predicted here:
 STRIP_BYTES = 5 * 2**24  # what the decoder's convolutions hold besides, strip by strip
-KEPT_BYTES = 2**29  # an upsampled picture of more than this is made twice rather than kept
 
 
 def plan_memory(
@@ -82,16 +81,14 @@ def plan_memory(
         cache_numbers = 2 * reference_tokens * (cfg.double_blocks + cfg.single_blocks)  # a key and a value
     encode_numbers = max(ACTIVATIONS * text_tokens, 2 * text_cfg.d_mlp)  # at least a copy of the largest matrices
     step_numbers = max(ACTIVATIONS * tokens, 9 * cfg.d) + cache_numbers
-    finest, next_level = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
-    pixel_bytes = 4 * b * width * height
-    kept = next_level if pixel_bytes * next_level <= KEPT_BYTES else 0
-    reference_bytes = 4 * 256 * min(reference_tokens, 4096)  # as if it were one; none is larger than 1024²
-    widest = max(pixel_bytes * max(finest, kept), reference_bytes * vae_cfg.channels[0])
+    finest, coarser = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
+    decode_bytes = 4 * b * width * height * (coarser + 2 * finest)  # what goes into a block, and two that it makes
+    reference_bytes = 4 * 256 * min(reference_tokens, 4096) * 3 * vae_cfg.channels[0]  # none is larger than 1024²
     return MemoryPlan(
         text_encoder=int(count_parameters(TextEncoder, text_cfg) * text_bits / 8),
         transformer=int(count_parameters(networks[0], cfg) * transformer_bits / 8),
         autoencoder=4 * count_parameters(networks[1], vae_cfg),
         encode=number_bytes * text_cfg.d * encode_numbers,
         step=number_bytes * cfg.d * step_numbers,
-        decode=2 * widest + STRIP_BYTES,  # two arrays: what goes into a block, and what comes out
+        decode=max(decode_bytes, reference_bytes) + STRIP_BYTES,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ..cpu import speed_up
 from ..errors import UserError
@@ -22,6 +23,7 @@ __all__ = ["PartStore", "Parts"]
 PARTS = ("tokenizer", "text_encoder", "transformer", "autoencoder")
 
 
+@dataclass(eq=False)
 class PartStore:
     """The parts of one model; `loaded` has those that are in memory, by name.
 
@@ -29,14 +31,13 @@ class PartStore:
     exact: float32 was asked for.
     """
 
-    def __init__(self, checkpoint: Checkpoint, loras: Loras, cluster: Cluster, keep_loaded: bool, exact: bool):
-        self.checkpoint = checkpoint
-        self.loras = loras
-        self.cluster = cluster
-        self.keep_loaded = keep_loaded
-        self.exact = exact
-        self.loaded: dict[str, Any] = {}
-        self.pinned: set[str] = set()
+    checkpoint: Checkpoint
+    loras: Loras
+    cluster: Cluster
+    keep_loaded: bool
+    exact: bool
+    loaded: dict[str, Any] = field(default_factory=dict)
+    pinned: set[str] = field(default_factory=set)
 
     def is_large(self, name: str) -> bool:
         """Whether a part's weights stay as they are in its files, and its layers are this machine's quick ones."""
@@ -68,17 +69,9 @@ class PartStore:
                     self.loras.release()
                     raise
             if name == "autoencoder":
-                self._check_autoencoder(part)
                 use_strips(part)
             self.loaded[name] = part
         return part
-
-    def _check_autoencoder(self, part: nn.Module) -> None:
-        """Refuse weights that are not finite: what they do to a picture is not looked at again before it is saved."""
-        weights: dict[str, mx.array] = dict(tree_flatten(part.parameters()))
-        if not all(mx.isfinite(w).all().item() for w in weights.values()):
-            path = self.checkpoint.files["autoencoder"].path
-            raise UserError(f"{path} holds numbers that are not finite: download it again.")
 
     def pin(self, name: str) -> Any:
         """A part that stays in memory until `release_all`: the caller may change it."""
@@ -103,26 +96,11 @@ class PartStore:
         mx.clear_cache()  # MLX keeps freed memory for itself; this hands it back
 
 
+@dataclass(frozen=True)
 class Parts:
     """What is in memory, for those who build on it."""
 
-    def __init__(self, store: PartStore):
-        self._store = store
-
-    @property
-    def configs(self) -> Configs:
-        """The numbers of the parts, which the files say."""
-        return self._store.checkpoint.configs
-
-    @property
-    def loaded(self) -> dict[str, Any]:
-        """The parts in memory, by name."""
-        return dict(self._store.loaded)
-
-    def load(self, name: str) -> Any:
-        """A part, "transformer", "text_encoder", "autoencoder" or "tokenizer": read if it is not in memory."""
-        return self._store.load(name)
-
-    def release(self, name: str) -> None:
-        """Take a part out of memory, unless somebody has asked for it as `klein.transformer` and the like."""
-        self._store.release(name)
+    configs: Configs  # the numbers of the parts, which the files say
+    loaded: dict[str, Any]  # the parts in memory, by name
+    load: Callable[[str], Any]  # a part, "transformer", "autoencoder", …: read if it is not in memory
+    release: Callable[[str], None]  # unless somebody has asked for it as `klein.transformer` and the like

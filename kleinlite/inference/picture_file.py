@@ -10,20 +10,20 @@ from typing import Any, cast
 
 from PIL import Image, ImageOps, PngImagePlugin
 
-from ..errors import FileError, UserError
+from ..errors import UserError
 from ..files import replace_file
-from ..models.files import GIT_LFS, refuse_pointer
 
 __all__ = [
     "open_picture", "to_rgb", "check_png_name", "check_reference_size", "shrink", "open_reference", "remember",
     "save_picture", "picture_info", "read_metadata",
 ]  # fmt: skip
 
-# What a picture of ours remembers, see `Request.metadata`, and what some do.
-REMEMBERED: dict[str, Any] = {"model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float)}
-REMEMBERED |= {"negative_prompt": str, "width": int, "height": int, "references": int}
-PERHAPS: dict[str, Any] = {"quantize": (int, str), "parts": (str, dict), "loras": list, "mask": bool, "extend": list}
-PERHAPS |= {"strength": (int, float)}
+# What a picture of ours remembers, see `Request.metadata` and `LoadedModel.metadata`.
+REMEMBERED: dict[str, Any] = {
+    "model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float), "negative_prompt": str,
+    "width": int, "height": int, "references": int, "quantize": (int, str), "parts": (str, dict), "loras": list,
+    "mask": bool, "extend": list, "strength": (int, float), "noise": bool,
+}  # fmt: skip
 
 MOST_PIXELS = 2**30 // 12  # 89 million, the number above which Pillow warns; it is 0.3 GB decoded
 BACKGROUND = (255, 255, 255)  # behind what is transparent
@@ -46,39 +46,29 @@ def open_picture(path: str | Path) -> Image.Image:
                 return ImageOps.exif_transpose(image)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise UserError(f"{path} has more than {MOST_PIXELS // 10**6} million pixels: make it smaller.") from None
-    except PermissionError as error:
-        raise FileError(f"{path}: {error.strerror}.") from None
     except Exception as error:  # there are many ways to stumble over a broken file, and Pillow knows them
-        if "MAX_TEXT" in str(error):
-            raise UserError(f"{path} carries too much text: save the picture without its metadata.") from None
-        with Path(path).open("rb") as file:
-            refuse_pointer(Path(path), file.read(len(GIT_LFS)))
         why = "" if isinstance(error, Image.UnidentifiedImageError) else f" ({error})"
         raise UserError(f"{path} cannot be read as a picture{why}: use a PNG, JPEG or WebP file.") from None
 
 
 def to_srgb(image: Image.Image) -> Image.Image:
-    """A picture with the profile of a phone, a camera or a printer, its colors in sRGB's numbers.
+    """A picture with the profile of a phone or a camera, its colors in sRGB's numbers.
 
     A profile that is damaged, or not for this kind of picture, is passed over, as viewers do.
     """
-    modes = {"RGB": ("RGB", "RGBA", "RGBX", "P", "PA"), "GRAY": ("L", "LA"), "CMYK": ("CMYK",), "Lab": ("LAB",)}
-    if not image.info.get("icc_profile"):
+    if not image.info.get("icc_profile") or image.mode not in ("RGB", "RGBA", "P"):
         return image
     from PIL import ImageCms  # which loads a library, for few pictures
 
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
-        alike = modes.get(profile.profile.xcolor_space.strip(), ())
-        if image.mode not in alike:
-            return image
-        colors = image if image.mode == alike[0] else image.convert(alike[0])
         srgb = ImageCms.createProfile("sRGB")
         flags = ImageCms.Flags.BLACKPOINTCOMPENSATION
         intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
-        result = cast(Image.Image, ImageCms.profileToProfile(colors, profile, srgb, intent, "RGB", flags=flags))
+        result = ImageCms.profileToProfile(image.convert("RGB"), profile, srgb, intent, flags=flags)
     except (ImageCms.PyCMSError, ImportError, OSError, TypeError, ValueError):
         return image
+    assert result  # a new one, since none was to be changed in place
     result.info.pop("icc_profile", None)
     if image.has_transparency_data:
         result.putalpha(image.convert("RGBA").getchannel("A"))
@@ -164,7 +154,7 @@ def save_picture(picture: Image.Image, path: str | Path) -> None:
     """Write a PNG that remembers what made it, in one move. Raises UserError for a name of another format."""
     check_png_name(Path(path))
     with replace_file(path) as draft:
-        write_png(picture, draft)
+        picture.save(draft, pnginfo=write_chunk(picture))
 
 
 def check_png_name(path: Path) -> None:
@@ -173,12 +163,6 @@ def check_png_name(path: Path) -> None:
     if path.suffix.lower() != ".png":
         example = path.with_suffix(".png") if path.name else "picture.png"
         raise UserError(f"Pictures are written as PNG and {path} does not end in .png: try {example}.")
-
-
-def write_png(picture: Image.Image, path: Path) -> None:
-    """Write a PNG that remembers what made it, into a draft that nobody else reads yet."""
-    # Pillow loads what it needs for the name's ending, and a good deal more for a format that is named.
-    picture.save(path, format=None if path.suffix.lower() == ".png" else "PNG", pnginfo=write_chunk(picture))
 
 
 def picture_info(picture: Image.Image | str | Path) -> dict[str, Any]:
@@ -196,18 +180,16 @@ def picture_info(picture: Image.Image | str | Path) -> dict[str, Any]:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """What made the picture in a file, complete and of the right types; or a ValueError that names the file."""
+    """What made the picture in a file, of the right types; or a ValueError that names the file."""
     image = open_picture(path)
     try:
         made = picture_info(image)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    needed = REMEMBERED | {name: kind for name, kind in PERHAPS.items() if name in made}
-    if made.get("noise") is True:
-        del needed["seed"]
     parts = made.get("parts", "")
     places = parts.values() if isinstance(parts, dict) else [parts]
-    whole = all(isinstance(made.get(name), kind) for name, kind in needed.items())
+    whole = {"model", "prompt"} <= made.keys()
+    whole = whole and all(isinstance(value, REMEMBERED.get(name, object)) for name, value in made.items())
     whole = whole and all(isinstance(place, str) for place in places) and all(map(is_lora, made.get("loras", [])))
     if not whole:
         raise UserError(f"{path}: what it says about itself is damaged: give the prompt and the options instead.")

@@ -28,14 +28,12 @@ class PromptEncoder:
 
     def encode_batches(self, *batches: list[str]) -> list[Features]:
         """The features of each batch of prompts; those of the last call are known and read no encoder."""
-        last = {} if "text_encoder" in self.store.pinned else self.remembered  # a pinned one may have been changed
-        features = {tuple(batch): last[tuple(batch)] for batch in batches if tuple(batch) in last}
-        missing = [batch for batch in batches if tuple(batch) not in features]
+        known = {} if "text_encoder" in self.store.pinned else self.remembered  # a pinned one may have been changed
+        missing = [batch for batch in batches if tuple(batch) not in known]
         if missing:
-            for encoded, batch in zip(self.encode_each(missing), missing):
-                features[tuple(batch)] = encoded
-        self.remembered = features
-        return [features[tuple(batch)] for batch in batches]
+            known = known | {tuple(batch): features for features, batch in zip(self.encode_each(missing), missing)}
+        self.remembered = {tuple(batch): known[tuple(batch)] for batch in batches}
+        return [known[tuple(batch)] for batch in batches]
 
     def encode_each(self, batches: Iterable[list[str]]) -> Iterator[Features]:
         """The features of one batch of prompts after another, by an encoder that is read once and then released."""

@@ -20,26 +20,15 @@ from PIL import Image
 from ..errors import UserError
 from ..models.checkpoint import ModelInfo
 from ..models.families import Box
-from ..models.formats import find_quant_spec
-from .masks import Change, count_skipped
-from .picture_file import shrink
+from ..pipeline import prepare_reference
+from .masks import Change, count_skipped, plan_change
+from .picture_file import check_reference_size, shrink, to_rgb
 
-__all__ = ["Options", "Request", "check_request", "check_prompts", "check_images", "check_loading"]
+__all__ = ["Options", "Request", "as_reference", "check_request", "check_prompts", "check_images"]
 
 LARGEST_GUIDANCE = 1000  # far beyond any use; what overflows has no picture, see `LoadedModel.check_finite`
-FLOATS = (mx.float32, mx.bfloat16, mx.float16)
 
-
-FROM_DIFFUSERS = {  # what diffusers calls our options
-    "num_inference_steps": "steps",
-    "guidance_scale": "guidance",
-    "image": "images",
-    "mask_image": "mask",
-    "image_reference": "images, the picture to change first",
-    "generator": "seed",
-    "latents": "noise",
-    "num_images_per_prompt": "a list of prompts",
-    "size": "width and height",
+FROM_DIFFUSERS = {  # what stands here for options of diffusers that have no counterpart
     "output_type": "np.asarray(picture) of what a call returns, a PIL picture",
     "callback_on_step_end": "for step in klein.stream(…)",
     "prompt_embeds": "the prompt itself, whose features are remembered",
@@ -89,17 +78,12 @@ class Request:
     height: int
     steps: int
     guidance: float
+    guidance_scale: float  # the same as chapter 4 counts it: 1 is none
     negative_prompt: str
     seeds: list[int]
     noise: mx.array | None = None
     box: Box | None = None  # to which pictures and previews are cut
-    no_guidance: float = 1.0  # the guidance that does nothing, in this model's way to count
     change: Change | None = None  # of the first reference; then width and height are its canvas's
-
-    @property
-    def guidance_scale(self) -> float:
-        """The guidance as chapter 4 counts it: 1 is none."""
-        return self.guidance + 1 - self.no_guidance
 
     @property
     def skipped_steps(self) -> int:
@@ -109,10 +93,6 @@ class Request:
     @property
     def grid(self) -> tuple[int, int]:
         return self.height // 16, self.width // 16
-
-    @property
-    def reference_grids(self) -> list[tuple[int, int]]:
-        return [(image.height // 16, image.width // 16) for image in self.references]
 
     def metadata(self, i: int) -> dict[str, Any]:
         """What made picture i, in the words of a call; no seed leads back to noise that was given."""
@@ -126,39 +106,53 @@ class Request:
         }  # fmt: skip
 
 
-def check_request(
-    info: ModelInfo, prompt: str | Sequence[str], options: Options | None = None,
-    references: Sequence[Image.Image] = (), box: Box | None = None, change: Change | None = None,
-) -> Request:  # fmt: skip
-    """Fill in the model's defaults. Raises UserError for what cannot work, each time with the way out.
+def as_reference(image: Image.Image) -> Image.Image:
+    """Any picture as a reference: upright, in RGB, cut as chapter 6 cuts it. Raises UserError for odd sizes."""
+    return prepare_reference(check_reference_size(to_rgb(image)))
 
-    references, box: the options' images as they will be encoded, see `prepare_references`, but for a model that knows
-    one size, to which they are shrunk here; a width or a height that is given holds for the whole picture, and then
-    nothing is cut. change: of the first of them, which keeps its size.
+
+def check_request(info: ModelInfo, prompt: str | Sequence[str], options: Options | None = None) -> Request:
+    """A call's options, checked, the model's defaults filled in, and its pictures as the model will read them.
+
+    A family may fill up a lone reference, and then the result is cut to a box, unless a width or a height is given.
+    Raises UserError for what cannot work, each time with the way out.
     """
     given: dict[str, Any] = {name: value for name, value in (options or {}).items() if value is not None}
     check_names(given)
     prompts = check_prompts(prompt)
-    negative_prompt = check_text((options or {}).get("negative_prompt", ""), "negative_prompt")
-    if references and not info.family.edits:
+    negative_prompt = check_text(given.get("negative_prompt", ""), "negative_prompt")
+    images = check_images(given.get("images", ()))
+    if images and not info.family.edits:
         raise UserError(
             f"{info.name} draws from words and cannot edit pictures: leave the pictures out, or take a model of "
             "FLUX.2 [klein], such as 4b."
         )
+    change = plan_change(images, given)
+    if change:
+        images[0] = change.canvas
+    box = None
+    if info.family.prepare_lone_reference and len(images) == 1 and not change:
+        image, box = info.family.prepare_lone_reference(to_rgb(images[0]))
+        references = [image]
+    else:
+        references = [as_reference(image) for image in images]
     if info.only_size:
         first = 1 if change else 0
         references = [*references[:first], *(shrink(image, info.only_size) for image in references[first:])]
-    if change:
-        check_same_size(change, given)
+    default = change.size if change else references[0].size if references else (info.size, info.size)
+    width = given.get("width", default[0])
+    height = given.get("height", default[1])
+    if not change:
+        width = check_side(width, "width")
+        height = check_side(height, "height")
+    elif (width, height) == change.size:
         width, height = change.canvas.size
     else:
-        default = references[0].size if references else (info.size, info.size)
-        width = check_side(given.get("width", default[0]), "width")
-        height = check_side(given.get("height", default[1]), "height")
+        size = "{}×{}".format(*change.size)
+        raise UserError(f"With mask, strength or extend the picture says the size, {size}: leave width and height out.")
     steps = check_integer(given.get("steps", info.steps), "steps", "such as 4")
     if not 1 <= steps <= 1000:
-        counted = describe(steps)
-        raise UserError(f"steps counts the model's looks at the picture: at least 1 and at most 1000, not {counted}.")
+        raise UserError(f"steps counts the model's looks at the picture: at least 1 and at most 1000, not {steps}.")
     count_skipped(steps, change.strength if change else 1.0)
     guidance = check_guidance(given.get("guidance"), info)
     none = info.family.no_guidance
@@ -173,16 +167,16 @@ def check_request(
         model=info.name,
         prompts=prompts,
         batched=not isinstance(prompt, str),
-        references=list(references),
+        references=references,
         width=width,
         height=height,
         steps=steps,
         guidance=guidance,
+        guidance_scale=guidance + 1 - none,
         negative_prompt=negative_prompt,
         seeds=seeds,
         noise=start,
         box=None if {"width", "height"} & given.keys() else box,
-        no_guidance=none,
         change=change,
     )
 
@@ -208,28 +202,24 @@ def check_text(text: Any, name: str) -> str:
 
 
 def check_prompts(prompt: Any) -> list[str]:
-    if isinstance(prompt, str):
-        return [check_text(prompt, "prompt")]
-    if not isinstance(prompt, (list, tuple)) or not prompt or not all(isinstance(text, str) for text in prompt):
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(prompts, (list, tuple)) or not prompts:
         raise UserError(f"The prompt must be a sentence or a list of sentences, not {describe(prompt)}.")
-    return [check_text(text, "prompt") for text in prompt]
+    return [check_text(text, "prompt") for text in prompts]
 
 
 def check_images(images: Any) -> list[Image.Image]:
     images = list(images) if isinstance(images, (list, tuple)) else [images]
     for image in images:
         if not isinstance(image, Image.Image):
-            raise UserError(
-                f"images must be pictures, not {describe(image)}: make one with PIL.Image.open or fromarray."
-            )
+            hint = "make one with PIL.Image.open or fromarray"
+            raise UserError(f"images must be pictures, not {describe(image)}: {hint}.")
     return images
 
 
 def check_integer(value: Any, name: str, example: str) -> int:
     """A whole number of any type that is one, as NumPy's are."""
     try:
-        if isinstance(value, bool):
-            raise TypeError
         return operator.index(value)
     except TypeError:
         raise UserError(f"{name} must be a whole number {example}, not {describe(value)}.") from None
@@ -243,20 +233,11 @@ def check_side(value: Any, name: str) -> int:
     return side
 
 
-def check_same_size(change: Change, given: dict[str, Any]) -> None:
-    """Raises UserError if a width or a height is asked for that the picture to change has not."""
-    for name, side in zip(("width", "height"), change.size):
-        if check_integer(given.get(name, side), name, "of pixels") != side:
-            raise UserError(
-                f"With mask, strength or extend the picture says the size, here a {name} of {side}: leave {name} out."
-            )
-
-
 def check_guidance(guidance: Any, info: ModelInfo) -> float:
     """The model's own if none is given."""
     if guidance is None:
         return info.guidance
-    if isinstance(guidance, bool) or not isinstance(guidance, numbers.Real):
+    if not isinstance(guidance, numbers.Real):
         raise UserError(f"guidance must be a number such as {max(info.guidance, 1):g}, not {describe(guidance)}.")
     guidance = float(guidance)
     none = info.family.no_guidance
@@ -289,31 +270,13 @@ def check_seeds(seed: Any, count: int) -> list[int]:
 
 
 def check_noise(noise: Any, shape: tuple[int, int, int]) -> mx.array:
-    """Starting latents: an array of this shape, or what `mx.array` makes one of."""
-    try:
-        noise = mx.array(noise)
-    except Exception:  # whatever it is, it is no array
-        raise UserError(f"noise must be an array of the shape {shape}, not {describe(noise)}.") from None
-    if noise.shape != shape:
-        raise UserError(f"The noise must have the shape {shape} (pictures, tokens, channels), not {noise.shape}.")
-    if not mx.issubdtype(noise.dtype, mx.floating):
-        raise UserError(f"The noise must be floating-point numbers, not {noise.dtype}: mx.random.normal makes them.")
+    """Starting latents: an array of this shape, of any library."""
+    if tuple(getattr(noise, "shape", ())) != shape:
+        found = getattr(noise, "shape", describe(noise))
+        raise UserError(f"The noise must have the shape {shape} (pictures, tokens, channels), not {found}.")
+    noise = mx.array(noise, mx.float32)
     mx.eval(noise)  # here, where it comes from: another thread could not
     return noise
-
-
-def check_loading(
-    name: str | Path, quantize: int | str | None, dtype: mx.Dtype | None,
-    loras: Sequence[str | Path | tuple[str | Path, float]] = (),
-) -> None:  # fmt: skip
-    """Arguments of `from_pretrained`, as far as it needs no file to judge them."""
-    if not isinstance(name, (str, Path)) or not str(name).strip():
-        raise UserError(f'The model must be a name such as "nano" or "4b", or a folder, not {describe(name)}.')
-    find_quant_spec(quantize)
-    if dtype is not None and not (isinstance(dtype, mx.Dtype) and dtype in FLOATS):
-        raise UserError(f"dtype must be mx.float32, mx.bfloat16 or mx.float16, not {describe(dtype)}.")
-    if not isinstance(loras, (list, tuple)):
-        raise UserError(f"loras must be a list of files, or of (file, scale), not {describe(loras)}.")
 
 
 def describe(value: object) -> str:

@@ -130,7 +130,6 @@ MODELS = {
 # Decoders that any klein can have in place of its own: one half as wide, and one of a hundredth of the work.
 SMALL_DECODER = "small-decoder"
 SMALL_DECODER_REPO = "black-forest-labs/FLUX.2-small-decoder"
-SMALL_DECODER_BYTES = 249_519_092
 TAEF2 = "taef2"
 TAEF2_REPO = "madebyollin/taef2"
 TAEF2_FILE = "taef2.safetensors"

@@ -159,13 +159,11 @@ def test_a_picture_too_large_is_refused_before_anything_is_read(monkeypatch):
 
 def test_what_is_packed_already_is_not_told_to_be_packed(monkeypatch, tmp_path):
     advised = []
-    monkeypatch.setattr(
-        "kleinlite.inference.loaded_model.check_memory", lambda _, smaller, **how: advised.append(sorted(smaller))
-    )
+    monkeypatch.setattr("kleinlite.inference.loaded_model.check_memory", lambda _, fewer, __: advised.append([*fewer]))
     quantize_model(TINY, tmp_path / "packed", 8, progress=False)
     for name in (TINY, tmp_path / "packed"):
         Klein.from_pretrained(name)._check("a", {})
-    assert advised == [[3, 4, 5, 6, 8], []]
+    assert advised == [[8, 6, 5, 4, 3], []]
 
 
 def test_the_table_escapes_the_name(tmp_path):
@@ -187,16 +185,6 @@ def test_numbers_that_are_not_finite_make_no_picture():
     ):
         with pytest.raises(ValueError, match="not finite, of which no picture can be made: take dtype"):
             klein(["a"] * len(noise), noise=noise, steps=1, progress=False)
-
-
-def test_an_autoencoder_of_no_numbers_is_refused_before_it_makes_a_picture(tmp_path):
-    folder = shutil.copytree(TINY, tmp_path / "tiny", ignore=shutil.ignore_patterns("base", "expected*"))
-    path = folder / "vae" / "diffusion_pytorch_model.safetensors"
-    arrays = mx.load(str(path))
-    name = "decoder.conv_out.bias"
-    mx.save_safetensors(str(path), arrays | {name: mx.full(arrays[name].shape, mx.nan)}, {"format": "pt"})
-    with pytest.raises(ValueError, match="vae holds numbers that are not finite: download it again"):
-        Klein.from_pretrained(folder, dtype=mx.float32)("a red circle", **WISH)
 
 
 def test_what_others_may_build_on():

