@@ -27,7 +27,16 @@ def weight_of(layer: nn.Module) -> mx.array:
     return weight.astype(mx.float32)
 
 
-class SplitAdapter(nn.Module):
+class Variant(nn.Module):
+    """What a call adds is linear in x, which tells the change of the weight."""
+
+    def delta(self, w: mx.array) -> mx.array:
+        """What is added to the layer's weight w, (d_out, d_in), in float32."""
+        w = w.astype(mx.float32)
+        return self(mx.eye(w.shape[1]), w.T, lambda x: x @ w.T).T
+
+
+class SplitAdapter(Variant):
     """Adapters of some of the `count` equally tall pieces of a fused matrix: queries, keys, values.
 
     pieces: by the number of the piece. The other pieces stay as they are.
@@ -49,16 +58,8 @@ class SplitAdapter(nn.Module):
                 added.append(piece(x, part, lambda z, i=i: mx.split(layer(z), self.count, axis=-1)[i]))
         return mx.concatenate(added, axis=-1)
 
-    def delta(self, w: mx.array) -> mx.array:
-        """What is added to the layer's weight w, (d_out, d_in), in float32."""
-        added = []
-        for i, part in enumerate(mx.split(w, self.count)):
-            piece = self.pieces.get(str(i))
-            added.append(mx.zeros(part.shape) if piece is None else piece.delta(part))
-        return mx.concatenate(added)
 
-
-class Kronecker(nn.Module):
+class Kronecker(Variant):
     """LoKr: the change is s·(w1 ⊗ w2), which is never written out. w1 (o1, i1), w2 (o2, i2). Yeh et al. 2023"""
 
     def __init__(self, w1: mx.array, w2: mx.array, scaling: float = 1.0):
@@ -73,12 +74,8 @@ class Kronecker(nn.Module):
         product = self.w1.astype(x.dtype) @ grid @ self.w2.T.astype(x.dtype)  # (…, o1, o2)
         return self.scaling * product.reshape(y.shape)
 
-    def delta(self, w: mx.array | None) -> mx.array:
-        """What is added to the layer's weight, (d_out, d_in), in float32."""
-        return self.scaling * mx.kron(self.w1.astype(mx.float32), self.w2.astype(mx.float32))
 
-
-class Hadamard(nn.Module):
+class Hadamard(Variant):
     """LoHa: the change is s·(a1 b1) ⊙ (a2 b2). a1, a2 (d_out, r), b1, b2 (r, d_in). Hyeon-Woo et al. 2021"""
 
     def __init__(self, a1: mx.array, b1: mx.array, a2: mx.array, b2: mx.array, scaling: float = 1.0):
@@ -91,16 +88,13 @@ class Hadamard(nn.Module):
 
     def __call__(self, x: mx.array, y: mx.array, layer: Callable[[mx.array], mx.array]) -> mx.array:
         """What is added to y = layer(x). (…, d_in) → (…, d_out)"""
-        return x @ self.delta(None).T.astype(x.dtype)  # made anew each time: kept, it would be as large as the weight
-
-    def delta(self, w: mx.array | None) -> mx.array:
-        """What is added to the layer's weight, (d_out, d_in), in float32."""
         first = self.a1.astype(mx.float32) @ self.b1.astype(mx.float32)
         second = self.a2.astype(mx.float32) @ self.b2.astype(mx.float32)
-        return self.scaling * (first * second)
+        delta = self.scaling * (first * second)  # made anew each time: kept, it would be as large as the weight
+        return x @ delta.T.astype(x.dtype)
 
 
-class DoRA(nn.Module):
+class DoRA(Variant):
     """V = W + the LoRA's change, and then every row (or column) of V as long as `magnitude` says. Liu et al. 2024
 
     magnitude: (d_out,) or (d_out, 1) for rows, (1, d_in) for columns. w: the weight that it stands beside.
@@ -120,8 +114,3 @@ class DoRA(nn.Module):
         if self.by_columns:
             return layer(gain * x) - y + self.lora(gain * x, y, layer)
         return (self.gain - 1).astype(x.dtype) * y + gain * self.lora(x, y, layer)
-
-    def delta(self, w: mx.array) -> mx.array:
-        """What is added to the layer's weight w, (d_out, d_in), in float32."""
-        v = w.astype(mx.float32) + self.lora.delta(w)
-        return v * (self.gain if self.by_columns else self.gain[:, None]) - w

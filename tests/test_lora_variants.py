@@ -16,36 +16,30 @@ def normal(*shape: int, seed: int = 0) -> mx.array:
 
 
 W = normal(12, 8)
-KINDS = {
-    "LoRA": LoRA(normal(2, 8, seed=1), normal(12, 2, seed=2), 0.5),
-    "LoKr": Kronecker(normal(3, 2, seed=3), normal(4, 4, seed=4), 0.5),
-    "LoHa": Hadamard(*(normal(*shape, seed=i) for i, shape in enumerate(((12, 2), (2, 8), (12, 2), (2, 8)))), 0.5),
-    "DoRA, rows": DoRA(LoRA(normal(2, 8, seed=1), normal(12, 2, seed=2)), normal(12, seed=5), W),
-    "DoRA, columns": DoRA(LoRA(normal(2, 8, seed=1), normal(12, 2, seed=2)), normal(1, 8, seed=5), W),
-    "two of three pieces": SplitAdapter(
-        {0: LoRA(normal(2, 8, seed=1), normal(4, 2, seed=2)), 2: Kronecker(normal(2, 2), normal(2, 4))}, 3
+A, B, MORE_A, MORE_B = (normal(*shape, seed=i) for i, shape in enumerate(((2, 8), (12, 2), (2, 8), (12, 2))))
+V = W + B @ A
+W1, W2, SMALL, PIECE = normal(3, 2, seed=5), normal(4, 4, seed=6), normal(2, 2, seed=7), normal(4, 2, seed=8)
+LENGTHS = mx.abs(normal(12, seed=9))
+CASES = {  # and what each adds to the weight
+    "LoKr": (Kronecker(W1, W2, 0.5), 0.5 * mx.kron(W1, W2)),
+    "LoHa": (Hadamard(B, A, MORE_B, MORE_A, 0.5), 0.5 * (B @ A) * (MORE_B @ MORE_A)),
+    "DoRA, rows": (DoRA(LoRA(A, B), LENGTHS, W), LENGTHS[:, None] * V / mx.linalg.norm(V, axis=1, keepdims=True) - W),
+    "DoRA, columns": (DoRA(LoRA(A, B), LENGTHS[None, :8], W), LENGTHS[:8] * V / mx.linalg.norm(V, axis=0) - W),
+    "two of three pieces": (
+        SplitAdapter({0: LoRA(A, PIECE), 2: Kronecker(SMALL, A[:, :4])}, 3),
+        mx.concatenate([PIECE @ A, mx.zeros((4, 8)), mx.kron(SMALL, A[:, :4])]),
     ),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CASES)
 def test_what_is_added_is_what_the_changed_weight_adds(kind):
+    adapter, delta = CASES[kind]
     layer = nn.Linear(8, 12, bias=False)
     layer.weight = W
     x = normal(5, 8, seed=6)
-    delta = KINDS[kind].delta(W)
-    assert delta.shape == W.shape and delta.dtype == mx.float32
-    assert apart(KINDS[kind](x, layer(x), layer), x @ delta.T) < 1e-4
-
-
-def test_a_piece_without_an_adapter_stays():
-    assert mx.abs(KINDS["two of three pieces"].delta(W)[4:8]).max().item() == 0
-
-
-def test_a_dora_sets_the_length_of_each_row():
-    magnitude = mx.abs(normal(12, seed=5))
-    dora = DoRA(KINDS["LoRA"], magnitude, W)
-    assert mx.allclose(mx.linalg.norm(W + dora.delta(W), axis=1), magnitude, atol=1e-5)
+    assert apart(adapter(x, layer(x), layer), x @ delta.T) < 1e-4
+    assert apart(adapter.delta(W), delta) < 1e-4 and adapter.delta(W).dtype == mx.float32
 
 
 def test_shapes_and_weights_of_layers_in_every_form(net):

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import UserError
-from ..models.download import download_model, model_path, plan_download
+from ..models.download import download, plan_download, required_repositories
 from ..models.registry import find_bundled
 from .shared import ending_at_once
 
@@ -14,7 +14,8 @@ def run(args: argparse.Namespace) -> None:
         return print(f"{args.model} comes with kleinlite: there is nothing to download.")
     if Path(args.model).exists():
         raise UserError(f"{args.model} is on this machine already: name a model of `kleinlite models`, or owner/name.")
+    repositories = required_repositories(args.model)
     with ending_at_once():
         if args.plan:
-            return print(plan_download(args.model).text)
-        print(model_path(args.model, download_model(args.model)[0]))
+            return print("\n".join(plan_download(repository).text for repository in repositories))
+        print(download(repositories))

@@ -133,17 +133,14 @@ def check_scale(adapter: Adapter, scale: float) -> None:
         raise UserError(f"{adapter.path} is a DoRA, for which only the scale 1 has a meaning, not {scale:g}.")
 
 
-def fingerprint(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
 def find_recorded_loras(made: dict, picture: str | Path) -> list[tuple[Path, float]]:
     """The files with which a picture was made, from its metadata: bundled, here, or beside it. ValueError if not."""
     found = []
     for lora in made.get("loras", ()):
         name = lora["file"]
         places = [path for path in (find_adapter(name), Path(picture).parent / name) if os.path.isfile(path)]
-        path = next((path for path in places if fingerprint(path) == lora["sha256"]), None)
+        hashes = {hashlib.sha256(path.read_bytes()).hexdigest()[:16]: path for path in places}
+        path = hashes.get(lora["sha256"])
         if path is None:
             what = "only another file of that name is here" if places else "which is not here"
             raise UserError(f"{picture} was made with {name}, {what}: name the file with --lora.")

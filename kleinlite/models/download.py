@@ -7,7 +7,6 @@ huggingface_hub downloads, resumes and keeps the cache that all of Hugging Face'
 of a repository we need, their size and license before the first byte, whether weights are whole, and what goes wrong.
 """
 
-import errno
 import logging
 import os
 import re
@@ -23,7 +22,7 @@ from .fields import say_once
 from .files import INDEXES, ModelFolder, check_file, find_index, open_weight_file, open_weights
 from .registry import BUNDLED, DECODERS, FOLDERS, MODELS, find_released
 
-__all__ = ["Access", "download_model", "fetch_model", "fetch_parts", "find_cached", "plan_download"]
+__all__ = ["Access", "download", "fetch_model", "fetch_parts", "find_cached", "plan_download", "required_repositories"]
 
 LOG = logging.getLogger("kleinlite")
 
@@ -47,6 +46,7 @@ class Repository(NamedTuple):
     files: tuple[str, ...] = ()
     parts: tuple[str, ...] = tuple(FOLDERS.values())
     revision: str | None = None
+    license: str = ""  # of a released model
 
     def takes(self, file: str) -> bool:
         """In the root of a model's folder the same weights lie once more as a single file, and pictures."""
@@ -70,35 +70,40 @@ class Repository(NamedTuple):
             return str(error)
         return None
 
+    def place(self, folder: Path) -> Path:
+        """What is opened: the folder, or the one file that is wanted of it."""
+        return folder / self.files[0] if len(self.files) == 1 else folder
+
 
 def required_repositories(name: str, revision: str | None = None) -> list[Repository]:
     """The repositories of a model, the one that has the transformer first. Raises UserError for what is no name."""
     if name.lower() in DECODERS:
         return [Repository(*DECODERS[name.lower()])]
     model = find_released(name)
-    if model and model.parts_from:
-        file = Repository(model.repo, (model.file,), revision=revision)
-        return [file, without_transformer(Repository(MODELS[model.parts_from].repo))]
-    if not model and not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
-        raise UserError(explain_no_model(name))
-    return [Repository(model.repo if model else name, revision=revision)]
+    if model is None:
+        if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
+            raise UserError(explain_no_model(name))
+        return [Repository(name, revision=revision)]
+    own = Repository(model.repo, revision=revision, license=model.size.license)
+    if not model.parts_from:
+        return [own]
+    return [own._replace(files=(model.file,)), without_transformer(model.parts_from)]
 
 
-def without_transformer(repository: Repository) -> Repository:
-    return repository._replace(files=(), parts=repository.parts[1:])
+def without_transformer(name: str, revision: str | None = None) -> Repository:
+    """The repository of a model's other parts, whose transformer's weights are not taken."""
+    repository = required_repositories(name, revision)[-1]
+    return repository._replace(files=(), parts=tuple(FOLDERS.values())[1:])
 
 
 def explain_no_model(name: str) -> str:
     """The sentence for what is neither here nor the name of a repository, with a near name if there is one."""
     if "/" in name:
         return f"The folder or file {name!r} does not exist: name one that does, or a model of `kleinlite models`."
-    near = get_close_matches(name.lower(), [*BUNDLED, *MODELS], 1, cutoff=0.7)
-    if near:
-        return f"There is no model, folder or file called {name!r}: did you mean {near[0]}?"
-    return (
-        f"There is no model, folder or file called {name!r}. Known models: {', '.join([*BUNDLED, *MODELS])}; or "
-        "give a hub repository (owner/name), a folder in the released layout, or a .safetensors file."
-    )
+    known = [*BUNDLED, *MODELS]
+    near = get_close_matches(name.lower(), known, 1, cutoff=0.7)
+    way_out = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, owner/name, a folder or a file."
+    return f"There is no model, folder or file called {name!r}: {way_out}"
 
 
 # ---------------------------------------------------------------- what is on this machine
@@ -119,11 +124,15 @@ def find_folder(repository: Repository, access: Access) -> Path | None:
     return next((file.parent for file in files if file), None)
 
 
-def find_folders(repositories: list[Repository], access: Access) -> list[Path] | None:
-    folders = [folder for repository in repositories if (folder := find_folder(repository, access))]
-    if len(folders) < len(repositories) or any(map(Repository.find_trouble, repositories, folders)):
-        return None
-    return folders
+def find_whole(repositories: list[Repository], access: Access) -> Path | None:
+    """What the first of them is opened by, if all are on this machine and whole."""
+    places = []
+    for repository in repositories:
+        folder = find_folder(repository, access)
+        if folder is None or repository.find_trouble(folder):
+            return None
+        places.append(repository.place(folder))
+    return places[0]
 
 
 def find_other_revision(repository: Repository, access: Access) -> Path | None:
@@ -137,19 +146,12 @@ def find_other_revision(repository: Repository, access: Access) -> Path | None:
     if repository.revision or not found:
         return None
     say_once(f"{repository.repo}: revision {found.name} is taken, the newest that is whole on this machine.")
-    return found
-
-
-def model_path(name: str, folder: Path) -> Path:
-    """What a model is opened by: its folder, or the one file of a released model that is one."""
-    model = find_released(name)
-    return folder / model.file if model and model.file else folder
+    return repository.place(found)
 
 
 def find_cached(name: str, access: Access = ANYWHERE) -> Path | None:
     """What `fetch_model` gives, if all of it is on this machine and whole, else None. Asks no network."""
-    folders = find_folders(required_repositories(name, access.revision), access)
-    return model_path(name, folders[0]) if folders else None
+    return find_whole(required_repositories(name, access.revision), access)
 
 
 def fetch_model(name: str, access: Access = ANYWHERE) -> Path:
@@ -159,26 +161,26 @@ def fetch_model(name: str, access: Access = ANYWHERE) -> Path:
     `kleinlite quantize`. The path is the model's folder; of a model that is one file, as "4b-fp8", it is that file, and
     `fetch_parts` tells where its other parts are. Raises UserError, FileError or HubError.
     """
-    return model_path(name, fetch_repositories(name, required_repositories(name, access.revision), access)[0])
+    return fetch(required_repositories(name, access.revision), access)
 
 
 def fetch_parts(name: str, access: Access = ANYWHERE) -> Path:
     """The folder of a model's other parts, without weights for the transformer; for "4b-fp8" it is that of "4b"."""
-    repository = without_transformer(required_repositories(name, access.revision)[-1])
-    return fetch_repositories(name, [repository], access)[0]
+    return fetch([without_transformer(name, access.revision)], access)
 
 
-def fetch_repositories(name: str, repositories: list[Repository], access: Access) -> list[Path]:
-    folders = find_folders(repositories, access)
-    if folders:
-        return folders
+def fetch(repositories: list[Repository], access: Access) -> Path:
+    """What the first of them is opened by. Raises UserError, FileError or HubError."""
+    found = find_whole(repositories, access)
+    if found:
+        return found
     from huggingface_hub import is_offline_mode
 
     if not access.local_files_only and not is_offline_mode():
-        return download_model(name, access, repositories)
+        return download(repositories, access)
     others = [find_other_revision(repository, access) for repository in repositories]
-    if all(others):
-        return [folder for folder in others if folder]
+    if others[0] and all(others):
+        return others[0]
     way_out = "fetch it first, without the offline switch" if access.local_files_only else "unset HF_HUB_OFFLINE"
     raise MissingFileError(
         f"{repositories[0].repo} is not on this machine, or not all of it, and nothing may be downloaded: {way_out}, "
@@ -190,73 +192,68 @@ def fetch_repositories(name: str, repositories: list[Repository], access: Access
 
 
 class DownloadPlan(NamedTuple):
-    """What a download would do."""
+    """What the download of a repository would do."""
 
-    files: dict[str, list[str]]  # of each repository
+    files: list[str]
     missing: int  # bytes that are not here yet
     cache: Path
-    text: str  # a line for each repository
+    text: str  # for people: license and size
 
 
-def plan_download(name: str, access: Access = ANYWHERE, repositories: list[Repository] | None = None) -> DownloadPlan:
+def plan_download(repository: Repository, access: Access = ANYWHERE) -> DownloadPlan:
     """Asks the hub what there is to fetch. Raises UserError if a repository holds no model."""
-    model = find_released(name)
-    unrun = ", not run by kleinlite's authors" if model else ""
-    files: dict[str, list[str]] = {}
-    lines = []
-    missing = 0
-    for repository in repositories or required_repositories(name, access.revision):
-        with explained(repository):
-            from huggingface_hub import HfApi, constants
+    with explained(repository):
+        from huggingface_hub import HfApi, constants
 
-            cache = Path(access.cache_dir or constants.HF_HUB_CACHE)
-            api = HfApi(token=access.token)
-            info = api.model_info(repository.repo, revision=repository.revision, files_metadata=True)
-            sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if repository.takes(file.rfilename)}
-            card: Any = info.card_data or {}
-        needed = repository.files or (INDEXES[0], *(f"{part}/" for part in FOLDERS.values()))
-        lacking = [place for place in needed if not any(place in file for file in sizes)]
-        if lacking:
-            raise UserError(
-                f"{repository.repo} on the hub has no {' and no '.join(lacking)}: it is not a model in the released "
-                "layout (model_index.json, transformer/, text_encoder/, vae/, tokenizer/). What mflux, mlx-gen or "
-                f"flux3-mlx has saved is read from a folder: `hf download {repository.repo} --local-dir FOLDER`."
-            )
-        files[repository.repo] = list(sizes)
-        this = repository._replace(revision=info.sha)
-        absent = sum(size for file, size in sizes.items() if not find_file(this, file, access))
-        missing += absent
-        license = model.size.license if model else str(card.get("license_name") or card.get("license") or "not stated")
-        terms = f"license {printable(license)[:100]}{', gated' if info.gated else ''}{unrun}"
-        size = f"{len(sizes)} files of {sum(sizes.values()) / 1e6:,.1f} MB"
-        lines.append(f"{repository.repo}: {terms}; {size}, of which {absent / 1e6:,.1f} MB go into {cache}")
-    return DownloadPlan(files, missing, cache, "\n".join(lines))
+        cache = Path(access.cache_dir or constants.HF_HUB_CACHE)
+        api = HfApi(token=access.token)
+        info = api.model_info(repository.repo, revision=repository.revision, files_metadata=True)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if repository.takes(file.rfilename)}
+        card: Any = info.card_data or {}
+    needed = repository.files or (INDEXES[0], *(f"{part}/" for part in FOLDERS.values()))
+    lacking = [place for place in needed if not any(place in file for file in sizes)]
+    if lacking:
+        raise UserError(
+            f"{repository.repo} on the hub has no {' and no '.join(lacking)}: it is not a model in the released "
+            "layout (model_index.json, transformer/, text_encoder/, vae/, tokenizer/). What mflux, mlx-gen or "
+            f"flux3-mlx has saved is read from a folder: `hf download {repository.repo} --local-dir FOLDER`."
+        )
+    this = repository._replace(revision=info.sha)
+    missing = sum(size for file, size in sizes.items() if not find_file(this, file, access))
+    license = repository.license or str(card.get("license_name") or card.get("license") or "not stated")
+    gated = ", gated" if info.gated else ""
+    unrun = ", not run by kleinlite's authors" if repository.license else ""
+    text = (
+        f"{repository.repo}: license {printable(license)[:100]}{gated}{unrun}; {len(sizes)} files of "
+        f"{sum(sizes.values()) / 1e6:,.1f} MB, of which {missing / 1e6:,.1f} MB go into {cache}"
+    )
+    return DownloadPlan(list(sizes), missing, cache, text)
 
 
-def download_model(name: str, access: Access = ANYWHERE, repositories: list[Repository] | None = None) -> list[Path]:
-    """Fetches what is missing, or newer on the hub; the folders of `repositories` (default: all that `name` needs).
+def download(repositories: list[Repository], access: Access = ANYWHERE) -> Path:
+    """As `fetch`, and what is newer on the hub is fetched, too.
 
     What, how much and under which license is logged before the first byte. Raises UserError, FileError or HubError.
     """
-    repositories = repositories or required_repositories(name, access.revision)
     for repository in repositories:
         remove_damaged(repository, find_folder(repository, access))  # or it would be taken for whole
-    plan = plan_download(name, access, repositories)
-    if plan.missing:
-        LOG.warning("%s", plan.text)  # a warning is heard where nobody has set up logging
-        check_disk_space(plan.cache, plan.missing)
-    folders = []
-    for repository in repositories:
-        how: Any = {"revision": repository.revision, "token": access.token, "cache_dir": access.cache_dir}
+    plans = [plan_download(repository, access) for repository in repositories]
+    missing = sum(plan.missing for plan in plans)
+    if missing:
+        LOG.warning("%s", "\n".join(plan.text for plan in plans))  # a warning is heard where nobody has set up logging
+        check_disk_space(plans[0].cache, missing)
+    places = []
+    for repository, planned in zip(repositories, plans):
+        how = access._replace(revision=repository.revision)._asdict()
         with explained(repository):
             from huggingface_hub import snapshot_download
 
-            folder = Path(snapshot_download(repository.repo, allow_patterns=plan.files[repository.repo], **how))
+            folder = Path(snapshot_download(repository.repo, allow_patterns=planned.files, **how))
         remove_damaged(repository, folder)
         if trouble := repository.find_trouble(folder):
             raise UserError(f"{repository.repo} on the hub is not whole ({trouble.rstrip('.')}): take another model.")
-        folders.append(folder)
-    return folders
+        places.append(repository.place(folder))
+    return places[0]
 
 
 def remove_damaged(repository: Repository, folder: Path | None) -> None:
@@ -276,32 +273,27 @@ def remove_damaged(repository: Repository, folder: Path | None) -> None:
 @contextmanager
 def explained(repository: Repository) -> Iterator[None]:
     """Within, only huggingface_hub is at work: what it raises, its import too, becomes a sentence."""
+    repo = repository.repo
+    revision = repository.revision
     try:
         yield
     except Exception as error:
-        raise explain(repository, error) from error
-
-
-def explain(repository: Repository, error: Exception) -> UserError | FileError:
-    repo = repository.repo
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if "GatedRepoError" in kinds:
-        page = f"https://huggingface.co/{repo}"
-        return UserError(f"{repo} is gated: accept its license at {page}, log in with `hf auth login`, and try again.")
-    if "RevisionNotFoundError" in kinds:
-        return UserError(f"{repo} has no revision {repository.revision!r}: name a branch, a tag or a commit.")
-    if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
-        return UserError(
-            f"There is no folder or file {repo}, and the hub shows no repository of that name: check the name or, if "
-            "it is private, log in with `hf auth login`."
-        )
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return FileError("The disk of the hub's cache is full: make room, or set HF_HOME to a folder on another.")
-    why = str(error.__cause__ or error).strip().split("\n")[0].split(" for url")[0][:160].rstrip(".: ")
-    words = ("HF_", "SSL_CERT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    named = sorted(name for name in os.environ if name.upper().startswith(words) and "TOKEN" not in name)
-    check = f"check the network and the variables {', '.join(named)}" if named else "check the network"
-    return HubError(
-        f"{repo} could not be fetched from the hub ({why or type(error).__name__}): {check}, and try again; or use a "
-        "model that needs no download, such as nano."
-    )
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if "GatedRepoError" in kinds:
+            way_out = f"accept its license at https://huggingface.co/{repo}, log in with `hf auth login`, and try again"
+            raise UserError(f"{repo} is gated: {way_out}.") from error
+        if "RevisionNotFoundError" in kinds:
+            raise UserError(f"{repo} has no revision {revision!r}: name a branch, a tag or a commit.") from error
+        if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
+            raise UserError(
+                f"There is no folder or file {repo}, and the hub shows no repository of that name: check the name or, "
+                "if it is private, log in with `hf auth login`."
+            ) from error
+        why = str(error.__cause__ or error).strip().split("\n")[0].split(" for url")[0][:160].rstrip(".: ")
+        words = ("HF_", "SSL_CERT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+        named = sorted(name for name in os.environ if name.upper().startswith(words) and "TOKEN" not in name)
+        check = f"the network and the variables {', '.join(named)}" if named else "the network"
+        raise HubError(
+            f"{repo} could not be fetched from the hub ({why or type(error).__name__}): check {check}, and try again; "
+            "or use a model that needs no download, such as nano."
+        ) from error

@@ -129,13 +129,11 @@ MODELS = {
 }
 # Decoders that any klein can have in place of its own: one half as wide, and one of a hundredth of the work.
 SMALL_DECODER = "small-decoder"
-SMALL_DECODER_REPO = "black-forest-labs/FLUX.2-small-decoder"
 TAEF2 = "taef2"
-TAEF2_REPO = "madebyollin/taef2"
 TAEF2_FILE = "taef2.safetensors"
-DECODERS = {
-    SMALL_DECODER: (SMALL_DECODER_REPO, ("config.json", "diffusion_pytorch_model.safetensors")),
-    TAEF2: (TAEF2_REPO, (TAEF2_FILE,)),
+DECODERS = {  # → repository, and its files that we take
+    SMALL_DECODER: ("black-forest-labs/FLUX.2-small-decoder", ("config.json", "diffusion_pytorch_model.safetensors")),
+    TAEF2: ("madebyollin/taef2", (TAEF2_FILE,)),
 }
 
 

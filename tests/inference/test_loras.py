@@ -218,7 +218,7 @@ def test_what_is_typed_wrongly(folder, here, capsys):
 def test_info_tells_what_an_adapter_is(folder, capsys):
     assert main(["info", str(folder / "one.safetensors")]) == 0
     told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if " blocks" not in line[:16])
-    assert told["kind"] == "LoRA" and told["rank"] == "2" and told["for"] == "a model 256 wide"
+    assert told["kind"] == "LoRA" and told["rank"] == "2" and told["for"] == "klein-nano"
     assert "nano-base" in told["trained"] and "matrices" in told["changes"]
 
 

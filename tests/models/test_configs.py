@@ -180,10 +180,9 @@ def test_a_word_by_which_the_reference_computes_something_else(model, file, word
     assert any(name in str(refusal.value) for name in inside) and one_sentence(refusal.value), refusal.value
 
 
-@pytest.mark.parametrize("place", ["scheduler", "index"])
-def test_another_scheduler(model, place):
-    named = {"_class_name": "DDIMScheduler"} if place == "scheduler" else {"scheduler": ["diffusers", "DDIMScheduler"]}
-    (model / CONFIGS[place]).write_text(json.dumps(WORDS[place] | named))
+def test_another_scheduler(model):
+    named = WORDS["scheduler"] | {"_class_name": "DDIMScheduler"}
+    (model / CONFIGS["scheduler"]).write_text(json.dumps(named))
     with pytest.raises(ValueError, match="class is 'DDIMScheduler', and kleinlite computes 'FlowMatchEuler"):
         open_checkpoint(model, dtype=mx.float32)
 

@@ -26,6 +26,7 @@ from kleinlite.lora import (
 )
 from kleinlite.models.checkpoint import load_part
 from kleinlite.models.configs import parse_config
+from kleinlite.models.families import KLEIN
 from kleinlite.models.files import is_safetensors
 from kleinlite.models.lora_files import (
     bundled_adapters,
@@ -169,10 +170,9 @@ def test_where_training_begins_only_b_has_a_gradient():
 
 def test_no_two_names_look_the_same():
     """Underscored, the names of different matrices must stay different: kohya's files have no others."""
-    ours = {(place.path, place.third) for place in list_targets("FLUX.2 [klein]").values()}
+    ours = {(place.path, place.third) for place in list_targets(KLEIN).values()}
     assert (
-        len({name for name in list_targets("FLUX.2 [klein]") if name.startswith(("double_blocks_", "single_blocks_"))})
-        == 100 * 10
+        len({name for name in list_targets(KLEIN) if name.startswith(("double_blocks_", "single_blocks_"))}) == 100 * 10
     )
     assert ("double_blocks.7.img_attn.qkv", 2) in ours
     assert find_target("lora_unet_double_blocks_1_img_attn_qkv").path == "double_blocks.1.img_attn.qkv"
@@ -305,7 +305,7 @@ def test_lokr_alpha_means_nothing_when_both_factors_are_whole(tmp_path, net):
     whole = {f"{name}.lokr_w1": mx.ones((4, 4)), f"{name}.lokr_w2": mx.ones((48, 16)), f"{name}.alpha": mx.array(1e10)}
     adapter = open_adapter(write(tmp_path / "lokr.safetensors", whole))
     assert adapter.scaling(name) == 1.0 and adapter.kind == "LoKr"
-    assert adapter.deltas(net)["double_blocks.0.img_attn.qkv"].delta(None).shape == (192, 64)
+    assert adapter.deltas(net)["double_blocks.0.img_attn.qkv"].delta(mx.zeros((192, 64))).shape == (192, 64)
 
 
 def test_only_rows_are_swapped_in_the_last_modulation(net, tmp_path):
@@ -483,12 +483,11 @@ def test_an_alpha_that_is_no_number_or_two(right, tmp_path, said):
     refused(write(tmp_path / "x.safetensors", right, said), "what its header says of alpha is damaged")
 
 
-def test_what_musubis_converter_has_counted_already(right, tmp_path, caplog):
+def test_what_musubis_converter_has_counted_already(right, tmp_path):
     """It keeps the header of the file that it reads, and puts √(alpha / r) into both matrices."""
     arrays = {name.replace("transformer.", "diffusion_model.", 1): w for name, w in right.items()}
     adapter = open_adapter(write(tmp_path / "x.safetensors", arrays, {"ss_network_alpha": "1", "ss_network_dim": "2"}))
     assert adapter.scaling(L2.replace("transformer.", "diffusion_model.", 1)) == 1
-    assert "ss_network_alpha is 1" in caplog.text
 
 
 def test_an_adapter_in_gguf(net, right, tmp_path):
@@ -529,12 +528,10 @@ def write_raw(path: Path, arrays: dict, raw: dict[str, tuple[str, list[int], int
 
 
 @pytest.mark.parametrize("kind, size", [("F64", 8), ("F8_E5M2", 1), ("C64", 8), ("BOOL", 1), ("U8", 1), ("F8_E4M3", 1)])
-@pytest.mark.parametrize("what", ["lora_A.weight", "alpha"])
-def test_types_that_are_no_real_numbers(right, tmp_path, kind, size, what):
-    name = f"{Q}.{what}"
-    shape = [] if what == "alpha" else list(right[name].shape)
-    count = math.prod(shape)
-    path = write_raw(tmp_path / "x.safetensors", right, {name: (kind, shape, size * count)})
+def test_types_that_are_no_real_numbers(right, tmp_path, kind, size):
+    name = f"{Q}.lora_A.weight"
+    shape = list(right[name].shape)
+    path = write_raw(tmp_path / "x.safetensors", right, {name: (kind, shape, size * math.prod(shape))})
     refused(path, f"the type {kind}", "save it in bfloat16 or float16")
 
 
@@ -633,7 +630,7 @@ def test_the_last_modulation_is_written_and_read_again(net, tmp_path, layout):
         {"lokr_w1": (4, 8), "lokr_w2": (32, 8)},
         {"lokr_w1_a": (4, 3), "lokr_w1_b": (3, 8), "lokr_w2": (32, 8)},
         {"lokr_w1": (4, 8), "lokr_w2_a": (32, 3), "lokr_w2_b": (3, 8)},
-        {"lokr_w1": (1, 8), "lokr_w2": (128, 8)},  # one block: the rows are the second factor's
+        {"lokr_w1": (1, 8), "lokr_w2": (128, 8)},  # an odd number of blocks has no halves
         {"lokr_w1": (1, 8), "lokr_w2_a": (128, 3), "lokr_w2_b": (3, 8)},
         {"hada_w1_a": (128, 2), "hada_w1_b": (2, 64), "hada_w2_a": (128, 2), "hada_w2_b": (2, 64)},
     ],
@@ -646,14 +643,7 @@ def test_the_halves_of_other_kinds(net, tmp_path, shapes):
     for module in ("norm_out.linear", "final_layer.adaLN_modulation.1"):
         path = write(tmp_path / "x.safetensors", {f"{module}.{name}": w for name, w in arrays.items()})
         [delta] = open_adapter(path).deltas(net).values()
-        deltas.append(delta.delta(None))
+        deltas.append(delta.delta(mx.zeros((128, 64))))
     swapped, plain = deltas
     assert mx.allclose(swapped, mx.concatenate([plain[64:], plain[:64]]), atol=1e-5)
     assert not mx.allclose(swapped, plain, atol=0.1)
-
-
-def test_an_odd_number_of_blocks_has_no_halves(net, tmp_path):
-    arrays = {"norm_out.linear.lokr_w1": mx.ones((3, 8)), "norm_out.linear.lokr_w2": mx.ones((2, 8))}
-    adapter = open_adapter(write(tmp_path / "x.safetensors", arrays))
-    with pytest.raises(UserError, match="has no two halves of rows"):
-        next(iter(adapter.modules.values())).swap_halves(adapter.path)

@@ -6,15 +6,14 @@ from typing import Any
 import mlx.nn as nn
 
 from ...checkpoints import rename
-from .family import Box, Configs, Family, Features, LoraNames, PartFormat, Shapes, TransformerNumbers, Variant
+from .family import Box, Configs, Family, Features, PartFormat, Shapes, TransformerNumbers
 from .flux3 import FLUX3
 from .klein import KLEIN
 from .z_image import Z_IMAGE
 
 __all__ = [
-    "Box", "Configs", "FAMILIES", "FLUX3", "Family", "Features", "KLEIN", "LoraNames", "PartFormat", "Shapes",
-    "TransformerNumbers", "Variant", "Z_IMAGE", "family_of", "family_of_config", "family_of_tensors", "find_prefix",
-    "network_of",
+    "Box", "Configs", "FAMILIES", "Family", "Features", "KLEIN", "PartFormat", "Shapes", "TransformerNumbers",
+    "Z_IMAGE", "family_of", "family_of_config", "family_of_tensors", "find_prefix", "network_of",
 ]  # fmt: skip
 
 FAMILIES = (KLEIN, Z_IMAGE, FLUX3)

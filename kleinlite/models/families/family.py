@@ -21,7 +21,7 @@ from ...autoencoder import AutoencoderConfig
 from ...checkpoints import Rule, rename
 from ...text_encoder import TextEncoder, TextEncoderConfig
 from ...z_image import static_schedule
-from ..fields import Fields, read_fields
+from ..fields import Fields, format_fields, read_fields
 from ..files import ModelFolder
 
 Features = mx.array | list[mx.array]  # of a batch of prompts: one array, or one per prompt where lengths differ
@@ -87,6 +87,14 @@ def shifted_schedule(steps: int, tokens: int, shift: float) -> list[float]:
     return static_schedule(steps, shift)
 
 
+def encode_each(
+    encode: Callable[[TextEncoder, Tokenizer, str, int], mx.array], encoder: TextEncoder, tokenizer: Tokenizer,
+    prompts: list[str], max_length: int,
+) -> Features:  # fmt: skip
+    """A chapter's features of one prompt, for several."""
+    return [encode(encoder, tokenizer, prompt, max_length) for prompt in prompts]
+
+
 @dataclass(frozen=True)
 class PartFormat:
     """How a part (transformer, text encoder or autoencoder) stands in files."""
@@ -96,11 +104,13 @@ class PartFormat:
     fields: Fields  # config.json's numbers
     names: Rules  # what the released folders call its tensors
     anchor: str  # our name of a tensor that all its files have, and no other part's
-    format: Callable[[Any], Values] = lambda cfg: {}  # config → config.json, also what we compute, see `check_words`
-    own_parse: Callable[[Path, Values, Values], Any] | None = None  # as `parse`, where the config is no plain table
+    layout: Values = field(default_factory=dict)  # what config.json says beside the numbers
+    repeated: Callable[[Any], Values] = lambda cfg: {}  # its further numbers, which follow from ours
+    optional: tuple[str, ...] = ()  # fields that it may lack
+    own_parse: Callable[[Path, Values, Values], Any] | None = None  # as `parse`, where the config is no plain table,
+    own_format: Callable[[Any], Values] | None = None  # and as `format`
     computed: Values = field(default_factory=dict)  # further words, and values that mean the same
     infer: Callable[[Shapes], Any] | None = None  # shapes in a single file → config; None: it cannot be one file
-    contradictions: Callable[[Any], list[str]] = lambda cfg: []  # between numbers that are right one by one
     is_used: Callable[[Any, str], bool] = lambda cfg, name: True  # is this tensor of the file loaded?
     build: Callable[[Any], nn.Module] | None = None  # what is loaded, where it is less than the whole network
     others: tuple[PartFormat, ...] = ()  # what can stand in its place
@@ -113,22 +123,29 @@ class PartFormat:
         """What config.json and model_index.json say → config. Raises UserError."""
         if self.own_parse:
             return self.own_parse(path, values, index)
-        return self.config(**read_fields(path, values, self.fields))
+        absent = [name for name in self.optional if not values.get(self.fields[name].name)]
+        fields = {name: field for name, field in self.fields.items() if name not in absent}
+        return self.config(**read_fields(path, values, fields))
+
+    def format(self, cfg: Any) -> Values:
+        """config → config.json, which is what we compute, see `check_words`."""
+        if self.own_format:
+            return self.own_format(cfg)
+        return self.layout | format_fields(cfg, self.fields) | self.repeated(cfg)
+
+    def contradictions(self, cfg: Any) -> list[str]:
+        """Between numbers that are right one by one."""
+        n = {name: getattr(cfg, name) for name in self.fields}
+        wrong = [f"{a} channels of a position axis are odd" for a in n.get("axes", ()) if a % 2]
+        if n.get("head_dim", 0) % 2:
+            wrong.append("head_dim is odd")
+        if "kv_heads" in n and n["heads"] % n["kv_heads"]:
+            wrong.append(f"{n['heads']} heads do not share {n['kv_heads']}")
+        levels = {*n.get("channels", ()), *(n.get("decoder_channels") or ())}
+        return wrong + [f"{c} channels are no whole number of {n['groups']} groups" for c in levels if c % n["groups"]]
 
 
-@dataclass(frozen=True)
-class LoraNames:
-    """What adapter files for a family call its matrices; `{i}` stands for the number of a block."""
-
-    matrices: tuple[str, ...]  # under our own names; the released folders' come from the transformer's rules
-    aliases: dict[str, str]  # further names, and the matrix of ours that each means
-    distinctive: str  # regular expression: names that only this family has
-    widths: dict[int, str]  # columns of a matrix that reads the blocks' stream → the model
-    readers: tuple[str, ...]  # how the names of such matrices end
-    duplicates: tuple[tuple[str, str], ...] = ()  # spellings that some files have beside others, and the others
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so that it can be a key
 class Family:
     """What the models of a family share and those of another have otherwise."""
 
@@ -139,15 +156,18 @@ class Family:
     transformer: PartFormat
     text_encoder: PartFormat
     autoencoder: PartFormat
-    lora: LoraNames
     released: dict[str, Configs]  # by the name of a size in the registry
     defaults: dict[bool, tuple[int, float]]  # distilled or not → steps, guidance
-    no_guidance: float  # the guidance that does nothing
-    guidance_fixed: bool  # a distilled model refuses a guidance
-    edits: bool  # it can take reference pictures
     encode: Callable[[TextEncoder, Tokenizer, list[str], int], Features]  # prompts and the most tokens → features
     schedule: Schedule
     read_variant: Callable[[ModelFolder, Any], Variant]  # index and other files, and the transformer's config
+    # What adapter files call its matrices, beside our names and the released folders'; {i}: the number of a block.
+    lora_aliases: dict[str, str] = field(default_factory=dict)  # → our names
+    lora_duplicates: tuple[tuple[str, str], ...] = ()  # spellings that some files have beside others, and the others
+    lora_widths: dict[int, str] = field(default_factory=dict)  # of the blocks' stream → the model that it tells
+    no_guidance: float = 1.0  # the guidance that does nothing
+    guidance_fixed: bool = True  # a distilled model refuses a guidance
+    edits: bool = True  # it can take reference pictures
     # Of a single file, whose header does not tell: distilled and KV by its name, or None if the name tells nothing.
     read_file_name: Callable[[str], tuple[bool, bool] | None] | None = None
     kv_pipeline: str = ""  # `_class_name` in the index of a model that was trained for cached references

@@ -5,18 +5,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from ...autoencoder import AutoencoderConfig
 from ...checkpoints import Rule, swap_halves
 from ...errors import UserError
 from ...flux3 import Flux3Config, Flux3Transformer, encode_window, fill_canvas, flux3_velocity_field
-from ...text_encoder import TextEncoder, TextEncoderConfig
-from ..fields import AXIS, BASE, COUNT, FOUR, WIDTH, Field, format_fields, read_layout
+from ...text_encoder import TextEncoderConfig
+from ..fields import COUNT, Field, read_layout
 from ..files import ModelFolder
 from . import qwen3
-from .family import Configs, Family, Features, LoraNames, PartFormat, Shapes, Values, Variant, shifted_schedule
-from .klein import KLEIN, find_odd_axes
+from .family import Configs, Family, PartFormat, Shapes, Values, Variant, encode_each, shifted_schedule
+from .klein import KLEIN
 
 SHIFT = 6.93  # of the schedule of both models
 WINDOW = 80  # a prompt is padded to a multiple of so many tokens
@@ -24,18 +22,12 @@ TEMPLATE_TOKENS = 8
 
 # ---------------------------------------------------------------- the transformer
 
-TRANSFORMER_FIELDS = {
+OWN_FIELDS = {
     "mode_blocks": Field("num_layers", *COUNT),
-    "single_blocks": Field("num_single_layers", *COUNT),
-    "heads": Field("num_attention_heads", *COUNT),
-    "axes": Field("axes_dims_rope", *AXIS, FOUR),
-    "d_latent": Field("in_channels", *WIDTH),
-    "d_text": Field("joint_attention_dim", *WIDTH),
-    "mlp_ratio": Field("mlp_ratio", float, 0.01, 100),
-    "theta": Field("rope_theta", *BASE),
     "d_time": Field("timestep_channels", int, 2, 2**17),
     "flow_map": Field("flow_map", bool),
 }
+SHARED = ("single_blocks", "heads", "axes", "d_latent", "d_text", "mlp_ratio", "theta")  # with klein
 
 
 def infer_transformer(shapes: Shapes) -> Flux3Config:
@@ -53,16 +45,6 @@ def infer_transformer(shapes: Shapes) -> Flux3Config:
         d_time=shapes["time_in.in_layer.weight"][1],
         flow_map=shapes.has("ref_time_in.in_layer.weight"),
     )
-
-
-def format_transformer(cfg: Flux3Config) -> Values:
-    numbers = {"attention_head_dim": cfg.head_dim, "rope_theta": int(cfg.theta), "cond_in_channels": cfg.d_latent}
-    return {"_class_name": "Flux3Transformer2DModel", "eps": 1e-6} | format_fields(cfg, TRANSFORMER_FIELDS) | numbers
-
-
-def is_used(cfg: Flux3Config, name: str) -> bool:
-    """False for what only training needed."""
-    return not name.startswith("repa_projectors.")
 
 
 # ---------------------------------------------------------------- the text encoder, the language half of Qwen3-VL
@@ -84,18 +66,10 @@ def parse_text_encoder(path: Path, values: Values, index: Values) -> TextEncoder
     return qwen3.parse(path, tied | numbers, IMPLIED | index)
 
 
-def format_text_encoder(cfg: TextEncoderConfig) -> Values:
-    return {"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": qwen3.format(cfg)}
-
-
 def is_read(cfg: TextEncoderConfig, name: str) -> bool:
     """False for the half that sees pictures, too: references reach the model through the autoencoder."""
     name = re.sub(r"^model\.(?=visual\.)|^(model\.)?language_model\.", "", name)
     return not name.startswith("visual.") and qwen3.is_used(cfg, name)
-
-
-def encode(encoder: TextEncoder, tokenizer: Tokenizer, prompts: list[str], max_length: int) -> Features:
-    return [encode_window(encoder, tokenizer, prompt, max_length) for prompt in prompts]
 
 
 def count_window(prompt: str, max_length: int) -> int:
@@ -115,9 +89,6 @@ def read_variant(folder: ModelFolder, cfg: Flux3Config) -> Variant:
     return Variant(distilled=cfg.flow_map, kv=False, schedule=schedule)
 
 
-BLOCK_MATRICES = ("q_proj", "k_proj", "v_proj", "attn_out", "mlp_in", "mlp_out")
-BLOCKS = ("content_mode_blocks.image", "content_mode_blocks.image_cond", "txt_mode_blocks", "single_blocks")
-MODES = ("txt", "image", "image_cond")
 FLUX3_NAMES: list[Rule] = [
     Rule(r"^txt_in", ["context_embedder"]),
     Rule(r"^emb_in", ["x_embedders"]),
@@ -140,21 +111,6 @@ FLUX3_NAMES: list[Rule] = [
 
 QWEN3_VL_NAMES: list[Rule] = [Rule(r"^(?!lm_head)", ["model.language_model."])]
 
-LORA_NAMES = LoraNames(
-    matrices=(
-        *(f"{blocks}.{{i}}.{matrix}" for blocks in BLOCKS for matrix in BLOCK_MATRICES),
-        *(f"{kind}_stream_modulations.{mode}.lin" for kind in ("early", "single") for mode in MODES),
-        "emb_in.image", "emb_in.image_cond", "txt_in", "time_in.in_layer", "time_in.out_layer",
-        "ref_time_in.in_layer", "ref_time_in.out_layer", "final_layer.image.linear",
-        "final_layer.image.adaLN_modulation.1",
-    ),
-    aliases={},
-    distinctive=r"mode_blocks|emb_in[._]|x_embedders|ref_time_in|target_timestep|stream_modulations|final_layer[._]image"
-    r"|single_blocks[._]\d+[._](q_proj|k_proj|v_proj|attn_out|mlp_in|mlp_out)"
-    r"|single_transformer_blocks[._]\d+[._](ff[._]linear_|attn[._]to_out[._]0)",
-    widths={},  # as wide as klein 4B: names tell it
-    readers=("q_proj", "k_proj", "v_proj", "mlp_in"),
-)  # fmt: skip
 FLUX3 = Family(
     title="FLUX 3 Image Klein",
     example="flux3",
@@ -163,24 +119,30 @@ FLUX3 = Family(
     transformer=PartFormat(
         config=Flux3Config,
         network=Flux3Transformer,
-        fields=TRANSFORMER_FIELDS,
+        fields=OWN_FIELDS | {name: KLEIN.transformer.fields[name] for name in SHARED},
         names=FLUX3_NAMES,
         anchor="early_stream_modulations.image.lin.weight",
-        format=format_transformer,
+        layout={"_class_name": "Flux3Transformer2DModel", "eps": 1e-6},
+        repeated=lambda cfg: {
+            "attention_head_dim": cfg.head_dim,
+            "rope_theta": int(cfg.theta),
+            "cond_in_channels": cfg.d_latent,
+        },
         infer=infer_transformer,
-        contradictions=find_odd_axes,
-        is_used=is_used,
+        is_used=lambda cfg, name: not name.startswith("repa_projectors."),  # which only training needed
     ),
     text_encoder=replace(
         qwen3.QWEN3,
         names=QWEN3_VL_NAMES,
         own_parse=parse_text_encoder,
-        format=format_text_encoder,
+        own_format=lambda cfg: {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "text_config": qwen3.QWEN3.format(cfg),
+        },
         is_used=is_read,
         computed={"model_type": "qwen3_vl", "text_config": read_layout("text_encoder/config.json") | qwen3.COMPUTED},
     ),
     autoencoder=KLEIN.autoencoder,
-    lora=LORA_NAMES,
     released={
         name: Configs(
             Flux3Config(flow_map=flow_map),
@@ -190,10 +152,7 @@ FLUX3 = Family(
         for name, flow_map in (("flux3", True), ("flux3-base", False))
     },
     defaults={True: (16, 1.0), False: (50, 3.5)},
-    no_guidance=1.0,
-    guidance_fixed=True,
-    edits=True,
-    encode=encode,
+    encode=partial(encode_each, encode_window),
     schedule=schedule,
     read_variant=read_variant,
     velocity_field=flux3_velocity_field,

@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 from ...errors import UserError
 from ...text_encoder import TextEncoder, TextEncoderConfig
-from ..fields import AXIS, BASE, COUNT, EPS, WIDTH, Field, format_fields, read_fields, read_layout
+from ..fields import AXIS, BASE, COUNT, EPS, WIDTH, Field, read_fields, read_layout
 from ..names import TEXT_ENCODER_NAMES
 from .family import PartFormat, Values
 
@@ -26,6 +26,8 @@ TEXT_ENCODER_FIELDS = {
     "theta": Field("rope_theta", *BASE),
     "eps": Field("rms_norm_eps", *EPS),
     "tied": Field("tie_word_embeddings", bool),
+}
+INDEX_FIELDS = {
     "out_layers": Field(OUT_LAYERS, *COUNT, (1, 16)),
     "max_length": Field("max_sequence_length", int, 1, 2**16),
 }
@@ -48,7 +50,8 @@ def parse(path: Path, values: Values, index: Values) -> TextEncoderConfig:
         if isinstance(rope, dict) and "rope_theta" in rope:
             moved["rope_theta"] = rope["rope_theta"]
     given = {name: index.get(name, implied) for name, implied in IMPLIED.items()}
-    return TextEncoderConfig(**read_fields(path, values | moved | given, TEXT_ENCODER_FIELDS))
+    numbers = read_fields(path, values | moved, TEXT_ENCODER_FIELDS) | read_fields(path, given, INDEX_FIELDS)
+    return TextEncoderConfig(**numbers)
 
 
 def parse_last_but_one(path: Path, values: Values, index: Values) -> TextEncoderConfig:
@@ -57,21 +60,6 @@ def parse_last_but_one(path: Path, values: Values, index: Values) -> TextEncoder
     if OUT_LAYERS not in index and type(layers) is int:
         index = index | {OUT_LAYERS: (layers - 1,)}
     return parse(path, values, index)
-
-
-def format(cfg: TextEncoderConfig) -> Values:
-    """The text encoder's config.json, as transformers writes it."""
-    numbers = {name: value for name, value in format_fields(cfg, TEXT_ENCODER_FIELDS).items() if name not in IMPLIED}
-    return read_layout("text_encoder/config.json") | numbers
-
-
-def find_contradictions(cfg: TextEncoderConfig) -> list[str]:
-    wrong = []
-    if cfg.heads % cfg.kv_heads:
-        wrong.append(f"{cfg.heads} heads do not share {cfg.kv_heads}")
-    if cfg.head_dim % 2:
-        wrong.append("head_dim is odd")
-    return wrong
 
 
 def build(cfg: TextEncoderConfig) -> nn.Module:
@@ -95,8 +83,7 @@ QWEN3 = PartFormat(
     anchor="embed_tokens.weight",
     computed=COMPUTED,
     own_parse=parse,
-    format=format,
-    contradictions=find_contradictions,
+    layout=read_layout("text_encoder/config.json"),
     is_used=is_used,
     build=build,
 )
