@@ -5,12 +5,11 @@ and the check whether a generated picture shows what was asked all come from the
 from a seed: `sample(seed)` is the same scene everywhere.
 """
 
-import itertools
 import math
 import random
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw
@@ -27,7 +26,7 @@ BACKGROUNDS: dict[str | None, Colour] = {
     "blue": (184, 212, 244), "purple": (214, 202, 238),
 }  # fmt: skip
 SHAPES = ("circle", "square", "triangle", "star", "heart", "diamond")
-RELATIONS = {"above": "vertical", "below": "vertical", "left of": "horizontal", "right of": "horizontal"}
+RELATIONS = ("above", "below", "left of", "right of")
 CENTRES = {"centre": (0.5, 0.5), "top": (0.5, 0.27), "bottom": (0.5, 0.73), "left": (0.27, 0.5), "right": (0.73, 0.5)}
 PLACES = ("top", "bottom", "left", "right")  # where the lone shape of a scene with room for another stands
 SKIES: dict[str | None, tuple[Colour, Colour]] = {
@@ -77,7 +76,8 @@ class Scene:
         return self.sky is not None
 
 
-def _other(place: str) -> str:
+def opposite(place: str) -> str:
+    """Where the other of two things stands."""
     return {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}[place]
 
 
@@ -88,7 +88,7 @@ def thing_colours(ground: str | None) -> dict[str, tuple[str, ...]]:
     return SEA_THINGS if ground == "sea" else LAND_THINGS
 
 
-def _pick_thing(rng: random.Random, ground: str | None, place: str, unlike: Thing | None = None) -> Thing:
+def pick_thing(rng: random.Random, ground: str | None, place: str, unlike: Thing | None = None) -> Thing:
     """A random thing; two things of a scene never share their kind, so that an edit can name one of them by it."""
     kinds = thing_colours(ground)
     if unlike is not None and len(kinds) > 1:
@@ -104,9 +104,9 @@ def sample(seed: int) -> Scene:
     if rng.random() < 0.55:
         count = rng.choice((1, 1, 2, 2, 2))
         first = rng.choice(("centre", *PLACES)) if count == 1 else rng.choice(("top", "left"))
-        things = [_pick_thing(rng, None, first)]
+        things = [pick_thing(rng, None, first)]
         if count == 2:
-            things.append(_pick_thing(rng, None, _other(first), unlike=things[0]))
+            things.append(pick_thing(rng, None, opposite(first), unlike=things[0]))
         background = rng.choice(list(BACKGROUNDS))
         if background == "white" and any(t.colour == "white" for t in things):
             background = "blue"  # white on white would be told apart by its shadow alone
@@ -115,9 +115,9 @@ def sample(seed: int) -> Scene:
     count = rng.choice((0, 1, 1, 1) if ground == "sea" else (0, 1, 1, 1, 2, 2))
     things = []
     if count:
-        things.append(_pick_thing(rng, ground, "left" if count == 2 else rng.choice(SIDES)))
+        things.append(pick_thing(rng, ground, "left" if count == 2 else rng.choice(SIDES)))
     if count == 2:
-        things.append(_pick_thing(rng, ground, "right", unlike=things[0]))
+        things.append(pick_thing(rng, ground, "right", unlike=things[0]))
     return Scene(
         tuple(things), sky=rng.choice(list(SKIES)), ground=ground, sun_side=rng.choice(SIDES), jitter=jitter
     )  # fmt: skip
@@ -185,112 +185,6 @@ def scene_held_out(scene: Scene) -> bool:
     return held_out(content(scene))
 
 
-def edit_held_out(before: Scene, text: str) -> bool:
-    """The same for an edit: it depends on the scene, in its longest caption, and on the instruction."""
-    return held_out(f"{captions(before)[-1]}: {text}")
-
-
-def instruction(before: Scene, after: Scene) -> str | None:
-    """The sentence that turns one scene into the other; None if they differ in more than one sentence can say."""
-    apart = [f.name for f in fields(Scene) if getattr(before, f.name) != getattr(after, f.name)]
-    if len(apart) != 1:
-        return None
-    whole = {"sky": f"make it {after.sky}", "background": f"make the background {after.background}"}
-    if apart[0] in whole:
-        return whole[apart[0]]
-    if apart[0] == "ground":
-        return f"change the ground to {GROUNDS[after.ground][0]}"
-    old, new = ({thing.place: thing for thing in scene.things} for scene in (before, after))
-    changed = [place for place in {**old, **new} if old.get(place) != new.get(place)]
-    if len(changed) != 1:
-        return None
-    was = old.get(changed[0])
-    now = new.get(changed[0])
-    if now is None:
-        return None if was is None else f"remove the {was.kind}"
-    if was is None:
-        return f"add {with_article(f'{now.colour} {now.kind}')}"
-    if was.kind == now.kind:
-        return f"make the {was.kind} {now.colour}"
-    if was.colour == now.colour:
-        return f"turn the {was.kind} into {with_article(now.kind)}"
-    if was.colour in thing_colours(before.ground)[now.kind]:
-        return None  # two changes: of the kind, and of a colour that it could have kept
-    return f"turn the {was.kind} into {with_article(f'{now.colour} {now.kind}')}"
-
-
-def _other_colour(rng: random.Random, scene: Scene, thing: Thing) -> Thing:
-    colours = thing_colours(scene.ground)[thing.kind]
-    return replace(thing, colour=rng.choice([c for c in colours if c not in (thing.colour, scene.background)]))
-
-
-def _other_kind(rng: random.Random, scene: Scene, thing: Thing, kinds: set[str]) -> Thing:
-    """One of these kinds in the thing's place, and in its colour where there are such things."""
-    kind = rng.choice(sorted(kinds))
-    colours = thing_colours(scene.ground)[kind]
-    return Thing(kind, thing.colour if thing.colour in colours else rng.choice(colours), thing.place)
-
-
-def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
-    """Reference scenes, an instruction, and the scene that should come out; the same for the same seed."""
-    rng = random.Random(seed ^ 0x5EED)
-    scene = sample(rng.randrange(1 << 30))
-    options = ["sky"] if scene.is_landscape else ["background"]
-    if scene.is_landscape and scene.ground != "sea":
-        options.append("ground")
-    if scene.things:
-        options += ["recolour", "recolour", "remove", "swap"]
-    if len(scene.things) == 1 and scene.things[0].place != "centre" and scene.ground != "sea":
-        options += ["add", "together"]
-    how = rng.choice(options)
-    if how == "sky":
-        after = replace(scene, sky=rng.choice([s for s in SKIES if s != scene.sky]))
-    elif how == "ground":
-        after = replace(scene, ground=rng.choice([g for g in ("hills", "desert", "snow") if g != scene.ground]))
-    elif how == "background":
-        taken = {scene.background, *(t.colour for t in scene.things if t.colour == "white")}
-        after = replace(scene, background=rng.choice([c for c in BACKGROUNDS if c not in taken]))
-    else:
-        i = rng.randrange(len(scene.things))
-        thing = scene.things[i]
-        if how in ("add", "together"):
-            new = _pick_thing(rng, scene.ground, _other(thing.place), unlike=thing)
-            if scene.background == new.colour == "white":
-                new = replace(new, colour="blue")
-            both = tuple(sorted((thing, new), key=lambda t: t.place not in ("top", "left")))
-            after = replace(scene, things=both)
-            if how == "together":
-                return (scene, replace(scene, things=(new,))), "put both together", after
-        else:
-            others = set(thing_colours(scene.ground)) - {t.kind for t in scene.things}
-            instead: tuple[Thing, ...] = ()
-            if how == "swap" and others:
-                instead = (_other_kind(rng, scene, thing, others),)
-            elif how != "remove":
-                instead = (_other_colour(rng, scene, thing),)
-            after = replace(scene, things=scene.things[:i] + instead + scene.things[i + 1 :])
-    return (scene,), str(instruction(scene, after)), after  # always one change, which a sentence names
-
-
-def relatives(seed: int) -> list[Scene]:
-    """A scene of two things, and what comes of it when each is as it was, has another colour or kind, or is gone.
-
-    Between many two of these, 8 or 24 scenes, lies one instruction, so that a few pictures make many edits.
-    """
-    rng = random.Random(seed ^ 0xFA311)
-    scene = next(s for s in iter(lambda: sample(rng.randrange(1 << 30)), None) if len(s.things) == 2)
-    free = set(thing_colours(scene.ground)) - {thing.kind for thing in scene.things}
-    forms = [[thing, _other_colour(rng, scene, thing)] for thing in scene.things]
-    for row in (*forms, *forms):
-        if free:
-            row.append(_other_kind(rng, scene, row[0], free))
-            free.discard(row[-1].kind)  # the two never become the same kind
-    return [
-        replace(scene, things=tuple(thing for thing in pair if thing))
-        for pair in itertools.product(*([*row, None] for row in forms)) if any(pair)
-    ]  # fmt: skip
-
-
 # Drawing. All coordinates are fractions of the side; pictures are drawn at OVERSAMPLE times the size and shrunk.
 OVERSAMPLE = 3
 
@@ -320,14 +214,6 @@ def shape_corners(kind: str, x: float, y: float, r: float) -> list[tuple[float, 
 
         return [(x + r * math.sin(t) ** 3, y - r * depth(t) / 16 + r * 0.05) for t in ts]
     return [(x + r * math.cos(2 * math.pi * i / 60), y + r * math.sin(2 * math.pi * i / 60)) for i in range(60)]
-
-
-class Still:
-    """Stands in for a random generator where nothing shall move."""
-
-    @staticmethod
-    def uniform(low: float, high: float) -> float:
-        return (low + high) / 2
 
 
 class Canvas:
@@ -366,9 +252,14 @@ class Spot(NamedTuple):
     r: float
 
 
+def movement(jitter: int | None) -> Callable[[float, float], float]:
+    """What moves the things of a scene: numbers between two bounds by a seed; without one, those in the middle."""
+    return random.Random(jitter).uniform if jitter is not None else lambda low, high: (low + high) / 2
+
+
 def shape_spots(scene: Scene) -> list[Spot]:
     """Where the shapes of a scene stand, a little moved by its jitter, and how large they are."""
-    rng = _jitter(scene)
+    move = movement(scene.jitter)
     centres = CENTRES
     large = 0.19
     if len(scene.things) == 3:  # a row
@@ -376,15 +267,10 @@ def shape_spots(scene: Scene) -> list[Spot]:
         large = 0.115
     found = []
     for thing in scene.things:
-        x, y = (c + rng.uniform(-0.025, 0.025) for c in centres[thing.place])
-        r = (0.3 if scene.things == (thing,) and thing.place == "centre" else large) * rng.uniform(0.94, 1.06)
+        x, y = (c + move(-0.025, 0.025) for c in centres[thing.place])
+        r = (0.3 if scene.things == (thing,) and thing.place == "centre" else large) * move(0.94, 1.06)
         found.append(Spot(x, y, r))
     return found
-
-
-def _jitter(scene: Scene) -> random.Random | Still:
-    """What moves the things of a scene, from the start."""
-    return Still() if scene.jitter is None else random.Random(scene.jitter)
 
 
 def draw_shapes(scene: Scene, spots: Sequence[Spot], size: int = 96, shadows: bool = True) -> Image.Image:
@@ -419,7 +305,7 @@ def _draw_boat(canvas: Canvas, x: float, y: float, colour: Colour, dim: Callable
     canvas.polygon([(x + 0.025, y - 0.38), (x + 0.16, y - 0.14), (x + 0.025, y - 0.14)], dim((250, 250, 246)))
 
 
-def _draw_landscape(canvas: Canvas, scene: Scene, rng: random.Random | Still) -> None:
+def _draw_landscape(canvas: Canvas, scene: Scene, move: Callable[[float, float], float]) -> None:
     top, bottom = SKIES[scene.sky]
     horizon = 0.62
     strips = 48
@@ -428,8 +314,8 @@ def _draw_landscape(canvas: Canvas, scene: Scene, rng: random.Random | Still) ->
             0, horizon * i / strips, 1, horizon * (i + 1) / strips + 0.01, mix_colours(top, bottom, i / (strips - 1))
         )
     dim = (lambda c: mix_colours(c, (24, 28, 66), 0.55)) if scene.sky == "night" else (lambda c: c)
-    x = (0.24 if scene.sun_side == "left" else 0.76) + rng.uniform(-0.03, 0.03)
-    y = 0.19 + rng.uniform(-0.02, 0.02)
+    x = (0.24 if scene.sun_side == "left" else 0.76) + move(-0.03, 0.03)
+    y = 0.19 + move(-0.02, 0.02)
     if scene.sky == "night":
         for sx, sy in STARS:
             canvas.disc(sx, sy, 0.011, (236, 238, 250))
@@ -446,14 +332,14 @@ def _draw_landscape(canvas: Canvas, scene: Scene, rng: random.Random | Still) ->
         canvas.box(0, horizon, 1, 1, far)
         canvas.box(0, horizon + 0.16, 1, 1, near)
     else:
-        phase = rng.uniform(0, 2 * math.pi)
+        phase = move(0, 2 * math.pi)
         for k, (colour, base, height) in enumerate(((far, horizon - 0.03, 0.045), (near, horizon + 0.1, 0.035))):
             edge = [(i / 40, base + height * math.sin(5 * i / 40 + phase + 2.2 * k)) for i in range(41)]
             canvas.polygon([*edge, (1, 1), (0, 1)], colour)
     draw = {"house": _draw_house, "tree": _draw_tree, "boat": _draw_boat}
     for thing in scene.things:
-        x = (0.27 if thing.place == "left" else 0.73) + rng.uniform(-0.025, 0.025)
-        y = 0.84 + rng.uniform(-0.015, 0.015)
+        x = (0.27 if thing.place == "left" else 0.73) + move(-0.025, 0.025)
+        y = 0.84 + move(-0.015, 0.015)
         draw[thing.kind](canvas, x, y, COLOURS[thing.colour], dim)
 
 
@@ -462,5 +348,5 @@ def draw(scene: Scene, size: int = 96) -> Image.Image:
     if not scene.is_landscape:
         return draw_shapes(scene, shape_spots(scene), size)
     canvas = Canvas(size)
-    _draw_landscape(canvas, scene, _jitter(scene))
+    _draw_landscape(canvas, scene, movement(scene.jitter))
     return canvas.shrunk(size)

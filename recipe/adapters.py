@@ -10,10 +10,12 @@ from pathlib import Path
 from PIL import Image
 
 from kleinlite import Klein, nano
-from kleinlite.nano.crosses import cross, outlined
+from kleinlite.nano.crosses import cross
 from kleinlite.trainer.folder import Example
 from kleinlite.trainer.lora import LoraTrainer
 from kleinlite.trainer.settings import Settings
+
+from .outlines import outlined
 
 ADAPTERS: dict[str, Callable[[int], tuple[Image.Image, str]]] = {"cross": cross, "outlined": outlined}
 

@@ -20,16 +20,13 @@ from kleinlite.scenes import (
     Scene,
     Thing,
     captions,
-    edit_held_out,
     held_out,
-    instruction,
-    relatives,
     sample,
-    sample_edit,
     scene_held_out,
 )
 from kleinlite.text_encoder import TEMPLATE, tokenize
 
+from .edits import edit_held_out, instruction, relatives, sample_edit
 from .rewordings import no_op_instruction, reword
 
 TURNS = (

@@ -12,9 +12,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from kleinlite.autoencoder import Autoencoder, patchify
 from kleinlite.nano.data import draw_samples, draw_scenes
-from kleinlite.scenes import Scene, captions, edit_held_out, held_out, sample, sample_edit, scene_held_out
+from kleinlite.scenes import Scene, captions, held_out, sample, scene_held_out
 from kleinlite.text_encoder import PAD, TEMPLATE, tokenize
 
+from .edits import edit_held_out, sample_edit
 from .rewordings import reword
 
 

@@ -22,9 +22,11 @@ import random
 import textwrap
 from pathlib import Path
 
+import mlx.core as mx
 from PIL import Image, ImageDraw
 from tqdm.auto import tqdm
 
+from kleinlite.autoencoder import Autoencoder
 from kleinlite.klein import Klein
 from kleinlite.nano.evaluate import (
     DEVELOPMENT,
@@ -36,14 +38,14 @@ from kleinlite.nano.evaluate import (
     draw_captions,
     examine,
     held_out_captions,
-    held_out_edits,
     judge,
     requested,
     tally,
 )
-from kleinlite.nano.shapes import there_and_back
+from kleinlite.pipeline import to_images, to_pixels
 from kleinlite.scenes import Scene, captions, draw, held_out, sample, scene_held_out
 
+from .edits import held_out_edits
 from .one_shape import one_shape, one_shape_cases, summary
 from .rewordings import no_op_instruction, reword
 
@@ -84,6 +86,13 @@ def contact_sheet(pictures: list[Image.Image]) -> Image.Image:
     for i, picture in enumerate(pictures):
         sheet.paste(picture, (i % columns * SIZE, i // columns * SIZE))
     return sheet
+
+
+def there_and_back(model: Autoencoder, images: list[Image.Image]) -> list[Image.Image]:
+    """Pictures through the autoencoder."""
+    rows = range(0, len(images), 12)
+    batches = [mx.concatenate([to_pixels(image) for image in images[i : i + 12]]) for i in rows]
+    return [picture for x in batches for picture in to_images(model.decode(model.encode(x)))]
 
 
 def in_other_words(caption: str) -> str:

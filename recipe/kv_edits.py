@@ -24,10 +24,10 @@ from kleinlite.nano.data import draw_scenes
 from kleinlite.pipeline import velocity_field
 from kleinlite.position_ids import Rope, image_ids, reference_ids, text_ids
 from kleinlite.sampling import euler, schedule
-from kleinlite.scenes import sample_edit
 from kleinlite.training import learning_rate
 from kleinlite.transformer import Transformer
 from recipe.curriculum import edit_allowed
+from recipe.edits import sample_edit
 
 NAME = "kv-edits"
 FILE = Path(__file__).parent / "weights" / f"{NAME}.safetensors"

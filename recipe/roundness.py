@@ -21,9 +21,9 @@ from PIL import Image
 from kleinlite.klein import Klein
 from kleinlite.measuring import bootstrap_error, mean_and_error
 from kleinlite.nano.evaluate import DEVELOPMENT, SIZE, TEST, draw_all
-from kleinlite.nano.shapes import there_and_back
 from kleinlite.scenes import Scene, Thing, captions, draw, with_article
 
+from .evaluate import there_and_back
 from .one_shape import one_shape, one_shape_cases
 from .second_judge import dents, fit
 

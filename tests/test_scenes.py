@@ -15,12 +15,10 @@ from kleinlite.scenes import (
     captions,
     draw,
     held_out,
-    instruction,
-    relatives,
     sample,
-    sample_edit,
 )
 from recipe.curriculum import sample_one, sample_row
+from recipe.edits import instruction, relatives, sample_edit
 
 SEEDS = range(400)
 

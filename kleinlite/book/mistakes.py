@@ -1,7 +1,7 @@
 """What if this line were wrong? Draws with one known mistake at a time, and says which checks notice.
 
-Needs matplotlib. A mistake is a context: `line` changes a piece of a function's source for as long as it
-lasts, and whatever else patches something will do as well. So the package itself needs no switches.
+A mistake is a context: `line` changes a piece of a function's source for as long as it lasts, and whatever else patches
+something will do as well. So the package itself needs no switches.
 
 >>> wrong = {"linear schedule": mistakes.line(schedule, "shift_time(t, shift)", "t")}
 >>> effects = mistakes.compare(draw, cases, wrong, {"first step": lambda: schedule(4, 36)[1] > 0.9})
@@ -54,14 +54,11 @@ class line(AbstractContextManager[None]):  # a context's name, as contextlib's o
 
 def book_function(function: Callable[..., Any]) -> Any:
     """The book's function or method of this name, if a notebook has it from a hole; else None."""
-    from .holes import HOLES
+    from .holes import HOLES, find_function
 
     for module, holes in HOLES.items():
         if function.__module__ == "__main__" and function.__qualname__ in holes:
-            found: Any = importlib.import_module(f"kleinlite.{module}")
-            for name in function.__qualname__.split("."):
-                found = getattr(found, name)
-            return found
+            return find_function(vars(importlib.import_module(f"kleinlite.{module}")), function.__qualname__)
     return None
 
 
@@ -101,8 +98,7 @@ def compare(
         right = right or pictures
         off = [255 * float(mx.abs(to_array(a) - to_array(b)).mean()) for a, b in zip(pictures, right)]
         seen = [ok for result in examine(pictures, cases) for ok in result.values()]
-        effect = Effect(sum(off) / len(off), sum(seen), len(seen), caught)
-        effects[name] = effect
+        effects[name] = Effect(sum(off) / len(off), sum(seen), len(seen), caught)
         rows[textwrap.fill(name, 20)] = pictures[:4]
     plots.rows(rows)
     if effects["right"].caught:

@@ -20,12 +20,11 @@ from PIL import Image
 
 from ..cpu import setup
 
-STYLE: Any = {
+plt.rcParams.update({
     "figure.dpi": 80, "font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
     "figure.facecolor": "white", "savefig.facecolor": "white", "axes.prop_cycle": plt.cycler(
         color=["#3a60d6", "#f08a24", "#3ca052", "#d63031", "#864ebe", "#2c2c36"]),
-}  # fmt: skip
-plt.rcParams.update(STYLE)
+})  # fmt: skip
 setup()  # each notebook's first cell imports this module, and its networks are often built by hand
 
 # The way from a prompt to a picture: where each tensor stands, its name, its shape, the chapter that makes it.
@@ -202,19 +201,6 @@ def bars(names: Sequence[str], values: Sequence[float], xlabel: str) -> None:
     show_figure()
 
 
-def runs(values: dict[str, Sequence[float]], xlabel: str) -> None:
-    """Repeated runs by name: a dot for each, a line at their mean."""
-    _, ax = plt.subplots(figsize=(5.2, 0.3 * len(values) + 0.7))
-    for i, of_one in enumerate(values.values()):
-        ax.plot(list(of_one), [i] * len(of_one), "o", markersize=5, alpha=0.7, color="C0")
-        ax.plot([sum(of_one) / len(of_one)] * 2, [i - 0.3, i + 0.3], color="C1", linewidth=1.6)
-    ax.set_yticks(range(len(values)), list(values))
-    ax.set(xlabel=xlabel, ylim=(len(values) - 0.5, -0.5))
-    ax.grid(axis="x", alpha=0.25)
-    plt.tight_layout()
-    show_figure()
-
-
 def points(clouds: dict[str, mx.array], paths: mx.array | None = None, panels: bool = False) -> None:
     """Clouds of 2-D points (n, 2) by name and, if given, paths (steps, n, 2) between them; or a panel for each."""
     count = len(clouds) if panels else 1
@@ -246,14 +232,11 @@ def overview(*marks: str, steps: int = 4, channels: int = 128) -> None:
     for start, end in ARROWS:
         (x0, y0) = STAGES[start][:2]
         (x1, y1) = STAGES[end][:2]
-        if y0 == y1:
-            places = (x1 - 0.7, y1), (x0 + 0.7, y0)
-        elif x0 == x1:
-            places = (x1, y1 + 0.45), (x0, y0 - 0.45)
-        else:  # into the transformer from above or below
-            aside = 0.4 if x0 > x1 else -0.4
-            places = (x1 + aside, y1 + (0.45 if y0 > y1 else -0.45)), (x0 + (-0.7 if x0 > x1 else 0.7), y0)
-        ax.annotate("", *places, arrowprops={"arrowstyle": "->", "color": "#555"})
+        right = (x1 > x0) - (x1 < x0)
+        down = (y0 > y1) - (y0 < y1)
+        tip = (x1 - (0.4 if down else 0.7) * right, y1 + 0.45 * down)  # on the box's side, its upper or its lower edge
+        tail = (x0 + 0.7 * right, y0 - (0 if right else 0.45) * down)
+        ax.annotate("", tip, tail, arrowprops={"arrowstyle": "->", "color": "#555"})
     loop = {"arrowstyle": "->", "color": "#f08a24", "linewidth": 1.6, "connectionstyle": "arc3,rad=-0.2"}
     ax.annotate("", (3.3, 1.55), (7.8, 1.55), arrowprops=loop)
     ax.text(6.8, 0.85, f"a step, {steps} times", ha="center", fontsize=7.5, color="#c2620a")
@@ -296,10 +279,12 @@ def blocks() -> None:
     ax.set(xlim=(0, 12.4), ylim=(0, 8.2))
     ax.axis("off")
 
+    middle: Any = {"ha": "center", "va": "center"}
+
     def box(x: float, y: float, text: str, width: float = 1.9, colour: str = "#eef1f8") -> None:
         style: Any = {"boxstyle": "round,pad=0.05", "facecolor": colour, "edgecolor": "#8a94b8"}
         ax.add_patch(FancyBboxPatch((x - width / 2, y - 0.3), width, 0.6, **style))
-        ax.text(x, y, text, ha="center", va="center", fontsize=7)
+        ax.text(x, y, text, fontsize=7, **middle)
 
     def arrow(x0: float, y0: float, x1: float, y1: float) -> None:
         ax.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "->", "color": "#555"})
@@ -313,13 +298,10 @@ def blocks() -> None:
         ax.plot([x, x + aside, x + aside], [top, top, bottom], color="#555", linewidth=1)
         arrow(x + aside, bottom, x + (0.2 if aside > 0 else -0.2), bottom)
         plus = {"boxstyle": "circle,pad=0.12", "fc": "white"}
-        ax.text(x, bottom, "+", ha="center", va="center", fontsize=9, bbox=plus)
-
-    def words(x: float, y: float, text: str, weight: str = "normal") -> None:
-        ax.text(x, y, text, ha="center", va="center", fontsize=8, weight=weight)
+        ax.text(x, bottom, "+", fontsize=9, bbox=plus, **middle)
 
     for x, side, name, colour in ((1.6, -1, "text (m, d)", "#fdf3e7"), (5.2, 1, "picture (n, d)", "#e7f3ec")):
-        words(x, 7.95, name, "bold")
+        ax.text(x, 7.95, name, fontsize=8, weight="bold", **middle)
         read = "norm · scale, shift"
         out = "MLP (SwiGLU) · gate"
         for y, text in ((7.2, read), (6.4, "q, k, v"), (4.4, "projection · gate"), (2.8, read), (2.0, out)):
@@ -330,10 +312,10 @@ def blocks() -> None:
         residual(x, 3.28, 1.2, side * 1.25)
         down(x, (7.78, 7.55), (6.9, 6.75), (4.1, 3.8), (3.4, 3.15), (2.5, 2.35), (1.7, 1.4), (1.0, 0.6))
     box(3.4, 5.43, "attention over m + n tokens", width=5.3, colour="#e3e9fb")
-    words(3.4, 0.3, "double block: own weights, one attention")
+    ax.text(3.4, 0.3, "double block: own weights, one attention", fontsize=8, **middle)
 
     x = 10.0
-    words(x, 7.95, "text and picture (m + n, d)", "bold")
+    ax.text(x, 7.95, "text and picture (m + n, d)", fontsize=8, weight="bold", **middle)
     box(x, 7.2, "norm · scale, shift")
     box(x, 6.4, "one matrix: q, k, v | gate, up", width=3.4)
     box(x - 1.0, 5.43, "attention", colour="#e3e9fb")
@@ -344,7 +326,7 @@ def blocks() -> None:
         arrow(x + aside, 5.1, x + aside * 0.8, 4.75)
     residual(x, 7.66, 3.6, 2.3)
     down(x, (7.78, 7.55), (6.9, 6.75), (4.1, 3.8), (3.4, 2.9))
-    words(x, 0.3, "single block: one stream, side by side")
+    ax.text(x, 0.3, "single block: one stream, side by side", fontsize=8, **middle)
     plt.subplots_adjust(0, 0, 1, 1)
     show_figure()
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from ..scenes import Scene, Thing, captions, draw, held_out
+from ..nano.data import draw_scenes as drawings
+from ..scenes import Scene, Thing, captions, held_out
 from . import plots
 
 KINDS = ("circle", "square", "triangle", "star")
@@ -68,12 +69,6 @@ def label(scene: Scene) -> int:
     """The number, 0 to 15, of the first shape's color and kind: all that a label says of a scene."""
     first = scene.things[0]
     return COLORS.index(first.colour) * len(KINDS) + KINDS.index(first.kind)
-
-
-def drawings(scenes: Sequence[Scene], size: int) -> mx.array:
-    """The scenes drawn: (b, size, size, 3) in [-1, 1]."""
-    drawn = [mx.array(list(draw(scene, size).tobytes())).reshape(size, size, 3) for scene in scenes]
-    return mx.stack(drawn).astype(mx.float32) / 127.5 - 1
 
 
 def world_of(scenes: list[Scene], size: int) -> World:

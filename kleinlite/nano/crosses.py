@@ -1,35 +1,16 @@
-"""What two of nano's adapters have learned from: a shape that it has never seen, and a style.
-
-Chapter 14 learns the cross in front of the reader; `python -m recipe.adapters` trains and writes both.
-"""
+"""A shape that nano has never seen: what its adapter `cross` has learned from, and a judge of it."""
 
 import functools
-import itertools
 import random
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-from PIL import Image, ImageChops, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw
 
 from ..klein import Klein
-from ..scenes import (
-    BACKGROUNDS,
-    CENTRES,
-    COLOURS,
-    RELATIONS,
-    SHAPES,
-    Scene,
-    Thing,
-    captions,
-    draw,
-    mix_colours,
-    sample,
-    with_article,
-)
-from .evaluate import to_array
+from ..scenes import BACKGROUNDS, CENTRES, COLOURS, SHAPES, Scene, Thing, draw, mix_colours, movement, with_article
+from .evaluate import SIZE, to_array
 
-SIZE = 96
 WHERE = {
     "above": ("top", "bottom"), "below": ("bottom", "top"), "left of": ("left", "right"), "right of": ("right", "left"),
 }  # fmt: skip
@@ -43,8 +24,7 @@ def draw_cross(
 ) -> Image.Image:
     """A cross with its shadow, as large and as shifted as `scenes.draw` would have a shape; beside it another thing."""
     side = 4 * SIZE
-    rng = random.Random(jitter)
-    move = rng.uniform if jitter is not None else (lambda low, high: (low + high) / 2)
+    move = movement(jitter)
     picture = draw(Scene((other,) if other else (), background=background, jitter=jitter), side)
     x, y = (c + move(-0.025, 0.025) for c in CENTRES[place])
     r = (0.3 if place == "centre" else 0.19) * move(0.94, 1.06)
@@ -66,41 +46,11 @@ def cross(seed: int) -> tuple[Image.Image, str]:
     if rng.random() < 0.5:
         place = rng.choice(list(CENTRES))
         return draw_cross(colour, background, place, jitter=seed), f"{with_article(colour)} cross{AT[place]} {on}"
-    relation = rng.choice(list(RELATIONS))
+    relation = rng.choice(list(WHERE))
     place, there = WHERE[relation]
     other = Thing(rng.choice(SHAPES), rng.choice(INKS), there)
     picture = draw_cross(colour, background, place, other, seed)
     return picture, f"{with_article(colour)} cross {relation} {with_article(other.colour)} {other.kind} {on}"
-
-
-def silhouettes(scene: Scene, picture: Image.Image) -> Image.Image:
-    """The pixels of a drawn scene that belong to a thing, in white: no shadow, and no sky, ground or sun."""
-    if scene.is_landscape:
-        apart = ImageChops.difference(picture, draw(replace(scene, things=()), picture.width))
-        return strongest(apart).point(lambda level: 255 * (level > 0))
-    flat = [ImageChops.difference(picture, Image.new("RGB", picture.size, COLOURS[t.colour])) for t in scene.things]
-    masks = [strongest(apart).point(lambda level: 255 * (level < 6)) for apart in flat]
-    return functools.reduce(ImageChops.lighter, masks)
-
-
-def strongest(picture: Image.Image) -> Image.Image:
-    """The largest of a pixel's three channels."""
-    return functools.reduce(ImageChops.lighter, picture.split())
-
-
-def outline(scene: Scene) -> Image.Image:
-    """The scene with its things outlined in ink."""
-    picture = draw(scene, 3 * SIZE)
-    body = silhouettes(scene, picture)
-    edges = ImageChops.difference(body.filter(ImageFilter.MaxFilter(11)), body.filter(ImageFilter.MinFilter(11)))
-    picture.paste(COLOURS["black"], mask=edges)
-    return picture.resize((SIZE, SIZE), Image.Resampling.BOX)
-
-
-def outlined(seed: int) -> tuple[Image.Image, str]:
-    """A scene with outlines, and its usual caption; the same for the same seed."""
-    scene = next(scene for scene in map(sample, itertools.count(1000 * seed)) if scene.things)
-    return outline(scene), random.Random(seed).choice(captions(scene)[1:])
 
 
 def closest(picture: Image.Image, drawings: dict[str, mx.array]) -> str:
@@ -138,20 +88,3 @@ def cross_accuracy(klein: Klein, count: int = 24, **how: Any) -> float:
     wishes = random.Random(0).sample([wish for wish in wishes if wish[2] not in known], count)
     drawn = klein([text for _, _, text in wishes], seed=0, progress=False, **how)
     return sum(is_cross(picture, c, b) for picture, (c, b, _) in zip(drawn, wishes)) / count
-
-
-def outline_accuracy(klein: Klein, count: int = 24, **how: Any) -> float:
-    """Of `count` lone shapes, the share to which the outlined drawing of the asked shape is the closest of all.
-
-    The others are the six shapes without an outline, and the five other ones with it.
-    """
-    inks = [colour for colour in INKS if colour != "black"]  # black has no outline that could be seen
-    wishes = random.Random(0).sample([(k, c, b) for k in SHAPES for c in inks for b in PAPERS], count)
-    prompts = [f"{with_article(c)} {k} in the middle on a {b} background" for k, c, b in wishes]
-    right = 0
-    for picture, (kind, colour, background) in zip(klein(prompts, seed=0, progress=False, **how), wishes):
-        scenes = {each: lone(each, colour, background) for each in SHAPES}
-        drawings = {each: to_array(draw(scene, SIZE)) for each, scene in scenes.items()}
-        drawings |= {f"{each}, outlined": to_array(outline(scene)) for each, scene in scenes.items()}
-        right += closest(picture, drawings) == f"{kind}, outlined"
-    return right / count

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from PIL import Image
 from tqdm.auto import tqdm
 
@@ -34,12 +33,10 @@ from ..scenes import (
     captions,
     content,
     draw,
-    edit_held_out,
     sample,
-    sample_edit,
     scene_held_out,
 )
-from .shapes import find_shapes
+from .shapes import find_shapes, pixels
 
 SIZE = 96
 DEVELOPMENT = 20_000_000  # scenes from this seed on: nano's recipe was chosen by them
@@ -50,7 +47,7 @@ Attributes = dict[str, str]
 
 def to_array(image: Image.Image) -> mx.array:
     """(H, W, 3) from 0 to 1"""
-    return mx.array(np.asarray(image.convert("RGB"))) / 255.0
+    return pixels(image) / 255
 
 
 @functools.cache
@@ -203,13 +200,6 @@ def held_out_captions(count: int, first: int = DEVELOPMENT) -> list[tuple[Scene,
         scene = next(fresh)
         scenes.setdefault(random.Random(content(scene)).choice(captions(scene)), scene)
     return [(scene, caption) for caption, scene in scenes.items()]
-
-
-def held_out_edits(count: int, first: int = DEVELOPMENT) -> list[tuple[tuple[Scene, ...], str, Scene]]:
-    """`count` edits of held-out scenes with held-out instructions, the same every time."""
-    edits = (sample_edit(seed) for seed in itertools.count(first))
-    fresh = (edit for edit in edits if edit_held_out(edit[0][0], edit[1]))
-    return list(itertools.islice(fresh, count))
 
 
 def tally(results: list[dict[str, bool]]) -> tuple[dict[str, float], float, float]:

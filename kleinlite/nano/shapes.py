@@ -16,7 +16,6 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from ..autoencoder import Autoencoder
 from ..scenes import COLOURS, SHAPES, mix_colours, shape_corners
 
 SIDE = 96  # of the masks that are compared
@@ -65,21 +64,16 @@ def templates() -> dict[str, mx.array]:
     return found
 
 
-def overlap(a: mx.array, b: mx.array) -> float:
-    """Intersection over union of two masks."""
-    return float((a & b).sum() / mx.maximum((a | b).sum(), 1))
-
-
 def overlaps(mask: Image.Image) -> dict[str, float]:
-    """How much of each kind a shape's mask has."""
+    """How much of each kind a shape's mask has: intersection over union."""
     own = squared(mask)
-    return {kind: overlap(own, template) for kind, template in templates().items()}
+    return {kind: float((own & shape).sum() / (own | shape).sum()) for kind, shape in templates().items()}
 
 
 def background_of(picture: mx.array) -> mx.array:
     """The median colour along the border, (3,)."""
-    border = mx.concatenate([picture[:2].reshape(-1, 3), picture[-2:].reshape(-1, 3), picture[:, :2].reshape(-1, 3),
-                             picture[:, -2:].reshape(-1, 3)])  # fmt: skip
+    edges = picture[:2], picture[-2:], picture[:, :2], picture[:, -2:]
+    border = mx.concatenate([edge.reshape(-1, 3) for edge in edges])
     return mx.sort(border, axis=0)[len(border) // 2]
 
 
@@ -150,12 +144,3 @@ def ripple(image: Image.Image) -> float:
     count = mx.maximum(free.sum(), 1)
     mean = (picture * free[..., None]).sum(axis=(0, 1)) / count
     return math.sqrt(float((((picture - mean) ** 2) * free[..., None]).sum() / count) / 3)
-
-
-def there_and_back(model: Autoencoder, images: list[Image.Image]) -> list[Image.Image]:
-    """Pictures through the autoencoder."""
-    from ..pipeline import to_images, to_pixels
-
-    rows = range(0, len(images), 12)
-    batches = [mx.concatenate([to_pixels(image) for image in images[i : i + 12]]) for i in rows]
-    return [picture for x in batches for picture in to_images(model.decode(model.encode(x)))]

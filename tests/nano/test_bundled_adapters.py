@@ -1,5 +1,6 @@
 """The adapters that come with nano: they do what they were trained for, and diffusers draws the same with them."""
 
+import random
 from dataclasses import replace
 
 import mlx.core as mx
@@ -9,12 +10,14 @@ from golden_tools import GOLDENS
 from kleinlite import Klein
 from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.models.lora_files import bundled_adapters, open_adapter
-from kleinlite.nano.crosses import cross, cross_accuracy, draw_cross, is_cross, outline_accuracy, outlined
-from kleinlite.nano.evaluate import TEST, draw_all, examine, held_out_captions, held_out_edits
+from kleinlite.nano.crosses import INKS, PAPERS, closest, cross, cross_accuracy, draw_cross, is_cross, lone
+from kleinlite.nano.evaluate import SIZE, TEST, draw_all, examine, held_out_captions, to_array
 from kleinlite.pipeline import to_pixels
 from kleinlite.sampling import noise
-from kleinlite.scenes import Scene, Thing, draw
+from kleinlite.scenes import SHAPES, Scene, Thing, captions, draw
+from recipe.edits import held_out_edits
 from recipe.kv_edits import FILE
+from recipe.outlines import outline, outlined
 
 CASES = {  # of make_nano_lora_golden.py
     "cross": ("a green cross on a yellow background", {"cross": 1.0}),
@@ -52,6 +55,23 @@ def test_nano_draws_crosses_with_it_and_not_without():
     with_it = cross_accuracy(klein, 8)
     klein.loras["cross"] = 0
     assert with_it >= 0.6 and cross_accuracy(klein, 8) <= 0.3
+
+
+def outline_accuracy(klein: Klein, count: int) -> float:
+    """Of `count` lone shapes, the share to which the outlined drawing of the asked shape is the closest of all.
+
+    The others are the six shapes without an outline, and the five other ones with it.
+    """
+    inks = [ink for ink in INKS if ink != "black"]  # black has no outline that could be seen
+    wishes = random.Random(0).sample([lone(k, c, b) for k in SHAPES for c in inks for b in PAPERS], count)
+    right = 0
+    for picture, scene in zip(klein([captions(scene)[-1] for scene in wishes], seed=0, progress=False), wishes):
+        thing = scene.things[0]
+        others = {kind: lone(kind, thing.colour, scene.background) for kind in SHAPES}
+        drawings = {kind: to_array(draw(other, SIZE)) for kind, other in others.items()}
+        drawings |= {f"{kind}, outlined": to_array(outline(other)) for kind, other in others.items()}
+        right += closest(picture, drawings) == f"{thing.kind}, outlined"
+    return right / count
 
 
 @pytest.mark.slow

@@ -10,13 +10,13 @@ from kleinlite.nano.evaluate import (
     detected,
     examine,
     held_out_captions,
-    held_out_edits,
     judge,
     requested,
     tally,
 )
 from kleinlite.pipeline import to_images
 from kleinlite.scenes import Scene, Thing, captions, draw, sample
+from recipe.edits import held_out_edits
 from recipe.evaluate import score_edit
 
 SCENES = [sample(seed) for seed in range(30_000_000, 30_000_080)]

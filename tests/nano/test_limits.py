@@ -5,8 +5,9 @@ import random
 import pytest
 
 from kleinlite.nano.limits import DRAWS, HARMLESS, NOT_BEHIND, THING_WORDS, THINGS, WORDS, describe_limits, split_words
-from kleinlite.scenes import captions, sample, sample_edit
+from kleinlite.scenes import captions, sample
 from recipe.curriculum import sample_one, sample_row
+from recipe.edits import sample_edit
 from recipe.rewordings import no_op_instruction, reword
 
 GRAMMAR = {text for seed in range(500) for text in (

@@ -8,11 +8,12 @@ import pytest
 from kleinlite import Klein
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.nano.data import draw_samples
-from kleinlite.nano.evaluate import examine, held_out_captions, held_out_edits, judge, tally
+from kleinlite.nano.evaluate import examine, held_out_captions, judge, tally
 from kleinlite.pipeline import to_images, to_pixels
 from kleinlite.sampling import noise
 from kleinlite.scenes import draw
 from recipe.data import psnr
+from recipe.edits import held_out_edits
 from recipe.evaluate import score_edit
 
 GOLDENS = Path(__file__).parents[1] / "goldens"

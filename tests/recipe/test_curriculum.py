@@ -5,8 +5,9 @@ import random
 import mlx.core as mx
 from small_nano import small_world  # noqa: F401, a fixture
 
-from kleinlite.scenes import edit_held_out, held_out, instruction, scene_held_out
+from kleinlite.scenes import held_out, scene_held_out
 from recipe.curriculum import EDIT_GUIDANCE, GUIDANCE, SEGMENTS, TURNS, make_lessons
+from recipe.edits import edit_held_out, instruction
 
 
 def test_nothing_held_out_is_in_the_lessons():

@@ -10,7 +10,6 @@ import mlx.core as mx
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ...errors import UserError
 from ...inside import record_attention
 from ...klein import Klein
 from ...position_ids import apply_rope, image_ids, rope_table
@@ -60,8 +59,9 @@ def schedule_explorer() -> Panel:
     return make_explorer(draw, ipw.Image(), steps=ipw.IntSlider(4, 1, 50), size=ipw.IntSlider(1024, 64, 2048, 16))
 
 
-def rope_explorer(grid: int = 16) -> Panel:
+def rope_explorer() -> Panel:
     """What one patch sees of the others by position alone; choose it by sliders, or click on it in the first map."""
+    grid = 16  # patches a side
     ones = mx.ones((1, 1, grid * grid, 128))
     times = (0, 10, 20, 30)
     turned = {t: apply_rope(ones, rope_table(image_ids(grid, grid, t)))[0, 0] for t in times}  # (grid², 128) each
@@ -98,8 +98,6 @@ def rope_explorer(grid: int = 16) -> Panel:
 
 def attention_viewer(klein: Klein, prompt: str) -> Panel:
     """Which patches look at a word of the prompt: in which block, at which step."""
-    if not prompt.split():
-        raise UserError("There is no word in the prompt to look at: give it one.")
     steps, maps = record_attention(klein, prompt, seed=7)
     previews = [cast(Image.Image, step.preview()) for step in steps]  # of one prompt
     start = TEMPLATE.index("{}")

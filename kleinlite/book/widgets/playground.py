@@ -25,8 +25,8 @@ __all__ = ["Playground", "playground"]
 PROMPT = "a red house under a yellow sun"
 
 
-def reproduction_code(model: str, request: dict, files: list[str], stopped: int = 0) -> str:
-    """The lines that draw a picture again; stopped: after how many steps, if it was."""
+def reproduction_code(model: str, request: dict, files: list[str]) -> str:
+    """The lines that draw a picture again."""
 
     def quoted(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
@@ -36,11 +36,7 @@ def reproduction_code(model: str, request: dict, files: list[str], stopped: int 
     if files:
         said.append(f"images=[{', '.join(f'Image.open({quoted(name)})' for name in files)}]")
     lines = ["from kleinlite import Klein", *["from PIL import Image"] * bool(files), ""]
-    lines += [f"klein = Klein.from_pretrained({quoted(model)})"]
-    if not stopped:
-        return "\n".join([*lines, f"klein({', '.join(said)})"])
-    lines += [f"*_, step = islice(klein.stream({', '.join(said)}), {stopped})", "step.preview()"]
-    return "\n".join(["from itertools import islice", "", *lines])
+    return "\n".join([*lines, f"klein = Klein.from_pretrained({quoted(model)})", f"klein({', '.join(said)})"])
 
 
 def make_controls(info: ModelInfo) -> dict[str, ipw.Widget]:
@@ -166,29 +162,22 @@ class Playground(Panel):
     def show_steps(self, steps: Iterator[Step], request: dict, files: list[str]) -> None:
         """Run in a thread of its own: shows every step, and looks between two of them whether Stop was pressed."""
         parts = self.parts
-        previews: list[tuple[float, Image.Image]] = []
+        info = self.klein.info
+        self.previews = []
         start = clock()
         try:
-            while not self.stop_requested.is_set() and (step := next(steps, None)):
+            for done, step in enumerate(steps, 1):
                 preview = cast(Image.Image, step.preview(fast=step.t_next > 0))
-                previews.append((step.t, make_thumbnail(preview, 192)))
+                self.previews.append((step.t, make_thumbnail(preview, 192)))
                 parts.picture.value = to_png(preview)
-                parts.progress.value = len(previews)
-                self.show_status(
-                    f"step {len(previews)} of {request['steps']}, noise level {step.t:.3f} → {step.t_next:.3f}"
-                )
-                last = step
-            if not previews:
-                return self.show_status("stopped before the first step")
-            self.previews = previews
-            stopped = len(previews) if last.t_next else 0
-            preview = cast(Image.Image, last.preview())
-            end = f"stopped after {stopped} of {request['steps']} steps" if stopped else f"{clock() - start:.1f} s"
-            words = f"{request['prompt']} · seed {request['seed']} · {end}"
-            info = self.klein.info
+                parts.progress.value = done
+                if self.stop_requested.is_set() and step.t_next:
+                    return self.show_status(f"stopped after {done} of {request['steps']} steps")
+                self.show_status(f"step {done} of {request['steps']}, noise level {step.t:.3f} → {step.t_next:.3f}")
+            words = f"{request['prompt']} · seed {request['seed']} · {clock() - start:.1f} s"
             note = "" if self.klein.loras else describe_limits(info.name, info.size, request["prompt"], *preview.size)
             words += f" · {note}" if note else ""
-            self.add_to_gallery(preview, words, reproduction_code(info.name, request, files, stopped))
+            self.add_to_gallery(preview, words, reproduction_code(info.name, request, files))
         except Exception as error:  # nobody else hears of it in a thread
             self.show_status(str(error), "wrong")
         finally:

@@ -1,0 +1,134 @@
+"""Edits of drawn scenes: a reference, an instruction, and the scene that should come out."""
+
+import itertools
+import random
+from dataclasses import fields, replace
+
+from kleinlite.nano.evaluate import DEVELOPMENT
+from kleinlite.scenes import (
+    BACKGROUNDS,
+    GROUNDS,
+    SKIES,
+    Scene,
+    Thing,
+    captions,
+    held_out,
+    opposite,
+    pick_thing,
+    sample,
+    thing_colours,
+    with_article,
+)
+
+
+def instruction(before: Scene, after: Scene) -> str | None:
+    """The sentence that turns one scene into the other; None if they differ in more than one sentence can say."""
+    apart = [f.name for f in fields(Scene) if getattr(before, f.name) != getattr(after, f.name)]
+    if len(apart) != 1:
+        return None
+    whole = {"sky": f"make it {after.sky}", "background": f"make the background {after.background}"}
+    if apart[0] in whole:
+        return whole[apart[0]]
+    if apart[0] == "ground":
+        return f"change the ground to {GROUNDS[after.ground][0]}"
+    old, new = ({thing.place: thing for thing in scene.things} for scene in (before, after))
+    changed = [place for place in {**old, **new} if old.get(place) != new.get(place)]
+    if len(changed) != 1:
+        return None
+    was = old.get(changed[0])
+    now = new.get(changed[0])
+    if now is None:
+        return None if was is None else f"remove the {was.kind}"
+    if was is None:
+        return f"add {with_article(f'{now.colour} {now.kind}')}"
+    if was.kind == now.kind:
+        return f"make the {was.kind} {now.colour}"
+    if was.colour == now.colour:
+        return f"turn the {was.kind} into {with_article(now.kind)}"
+    if was.colour in thing_colours(before.ground)[now.kind]:
+        return None  # two changes: of the kind, and of a colour that it could have kept
+    return f"turn the {was.kind} into {with_article(f'{now.colour} {now.kind}')}"
+
+
+def other_colour(rng: random.Random, scene: Scene, thing: Thing) -> Thing:
+    colours = thing_colours(scene.ground)[thing.kind]
+    return replace(thing, colour=rng.choice([c for c in colours if c not in (thing.colour, scene.background)]))
+
+
+def other_kind(rng: random.Random, scene: Scene, thing: Thing, kinds: set[str]) -> Thing:
+    """One of these kinds in the thing's place, and in its colour where there are such things."""
+    kind = rng.choice(sorted(kinds))
+    colours = thing_colours(scene.ground)[kind]
+    return Thing(kind, thing.colour if thing.colour in colours else rng.choice(colours), thing.place)
+
+
+def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
+    """Reference scenes, an instruction, and the scene that should come out; the same for the same seed."""
+    rng = random.Random(seed ^ 0x5EED)
+    scene = sample(rng.randrange(1 << 30))
+    options = ["sky"] if scene.is_landscape else ["background"]
+    if scene.is_landscape and scene.ground != "sea":
+        options.append("ground")
+    if scene.things:
+        options += ["recolour", "recolour", "remove", "swap"]
+    if len(scene.things) == 1 and scene.things[0].place != "centre" and scene.ground != "sea":
+        options += ["add", "together"]
+    how = rng.choice(options)
+    if how == "sky":
+        after = replace(scene, sky=rng.choice([s for s in SKIES if s != scene.sky]))
+    elif how == "ground":
+        after = replace(scene, ground=rng.choice([g for g in ("hills", "desert", "snow") if g != scene.ground]))
+    elif how == "background":
+        taken = {scene.background, *(t.colour for t in scene.things if t.colour == "white")}
+        after = replace(scene, background=rng.choice([c for c in BACKGROUNDS if c not in taken]))
+    else:
+        i = rng.randrange(len(scene.things))
+        thing = scene.things[i]
+        if how in ("add", "together"):
+            new = pick_thing(rng, scene.ground, opposite(thing.place), unlike=thing)
+            if scene.background == new.colour == "white":
+                new = replace(new, colour="blue")
+            both = tuple(sorted((thing, new), key=lambda t: t.place not in ("top", "left")))
+            after = replace(scene, things=both)
+            if how == "together":
+                return (scene, replace(scene, things=(new,))), "put both together", after
+        else:
+            others = set(thing_colours(scene.ground)) - {t.kind for t in scene.things}
+            instead: tuple[Thing, ...] = ()
+            if how == "swap" and others:
+                instead = (other_kind(rng, scene, thing, others),)
+            elif how != "remove":
+                instead = (other_colour(rng, scene, thing),)
+            after = replace(scene, things=scene.things[:i] + instead + scene.things[i + 1 :])
+    return (scene,), str(instruction(scene, after)), after  # always one change, which a sentence names
+
+
+def edit_held_out(before: Scene, text: str) -> bool:
+    """One edit in ten is never trained on. It depends on the scene, in its longest caption, and on the instruction."""
+    return held_out(f"{captions(before)[-1]}: {text}")
+
+
+def held_out_edits(count: int, first: int = DEVELOPMENT) -> list[tuple[tuple[Scene, ...], str, Scene]]:
+    """`count` edits of held-out scenes with held-out instructions, the same every time."""
+    edits = (sample_edit(seed) for seed in itertools.count(first))
+    fresh = (edit for edit in edits if edit_held_out(edit[0][0], edit[1]))
+    return list(itertools.islice(fresh, count))
+
+
+def relatives(seed: int) -> list[Scene]:
+    """A scene of two things, and what comes of it when each is as it was, has another colour or kind, or is gone.
+
+    Between many two of these, 8 or 24 scenes, lies one instruction, so that a few pictures make many edits.
+    """
+    rng = random.Random(seed ^ 0xFA311)
+    scene = next(s for s in iter(lambda: sample(rng.randrange(1 << 30)), None) if len(s.things) == 2)
+    free = set(thing_colours(scene.ground)) - {thing.kind for thing in scene.things}
+    forms = [[thing, other_colour(rng, scene, thing)] for thing in scene.things]
+    for row in (*forms, *forms):
+        if free:
+            row.append(other_kind(rng, scene, row[0], free))
+            free.discard(row[-1].kind)  # the two never become the same kind
+    return [
+        replace(scene, things=tuple(thing for thing in pair if thing))
+        for pair in itertools.product(*([*row, None] for row in forms)) if any(pair)
+    ]  # fmt: skip
