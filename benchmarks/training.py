@@ -58,7 +58,7 @@ def plan_table(rank: int = 16) -> str:
     widths = {"bfloat16": 16, "8 bits": QUANT_SPECS[8].bits_per_weight, "4 bits": QUANT_SPECS[4].bits_per_weight}
     for name, (words, bits) in itertools.product(("4b", "9b"), widths.items()):
         configs, shared = RELEASED_CONFIGS[name], {"bits": bits, "rank": rank, "cpu": False}
-        plans = [plan_training(*configs, width=side, height=side, **shared) for side in (512, 1024)]
+        plans = [plan_training(configs, (side, side), **shared) for side in (512, 1024)]
         rows.append(f"| `base-{name}` | {words} | " + " | ".join(f"{p.peak_bytes / 1e9:.1f}" for p in plans) + " |")
     return "\n".join(rows)
 
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
     double, single = options.blocks
     cfg = TransformerConfig(double_blocks=double, single_blocks=single, heads=options.width // 128)
     bits = QUANT_SPECS[options.bits].bits_per_weight if options.bits else 8 * compute_dtype().size
-    plan = plan_training(cfg, text_cfg, vae_cfg, width=options.size, height=options.size, bits=bits, rank=options.rank)
+    plan = plan_training((cfg, text_cfg, vae_cfg), (options.size, options.size), bits=bits, rank=options.rank)
     weights, above, seconds = measure(cfg, options.size, options.tokens, options.rank, options.bits)
     print(f"{double} + {single} blocks, {options.width} wide, {options.size}², rank {options.rank}")
     print(f"weights       measured {weights / 1e9:.2f} GB")

@@ -5,10 +5,9 @@
 >>> save_picture(klein("a red house under a yellow sun", seed=7, progress=False), "house.png")
 """
 
-TYPE_CHECKING = False  # as type checkers know it, and `typing` need not be imported before Ctrl-C can be heard
-if TYPE_CHECKING:
-    from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
     from .inference.picture_file import picture_info as picture_info, save_picture as save_picture
     from .klein import Klein as Klein
 
@@ -16,7 +15,7 @@ __all__ = ["Klein", "picture_info", "save_picture"]
 __version__ = "0.4.0"
 
 
-def __getattr__(name: str) -> "Any":
+def __getattr__(name: str) -> Any:
     # Importing the pipeline imports everything else; `import kleinlite.scenes` should not have to.
     if name == "Klein":
         from .klein import Klein

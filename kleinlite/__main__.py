@@ -2,17 +2,7 @@
 
 import sys
 
-
-def main() -> int:
-    """Run one command. Ctrl-C ends it with one line and status 130, also while its modules are read."""
-    try:
-        from . import cli
-
-        return cli.main()
-    except KeyboardInterrupt:
-        print("kleinlite: stopped.", file=sys.stderr)
-        return 130
-
+from .cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,25 +12,20 @@ import random
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
-import mlx.optimizers as optim
-from tqdm.auto import tqdm
 
 from kleinlite import Klein
 from kleinlite.kv_cache import cached_velocity, extract_kv
-from kleinlite.lora import attach, freeze_except, new_deltas
-from kleinlite.models.lora_files import write_adapter
 from kleinlite.nano.data import draw_scenes
 from kleinlite.pipeline import velocity_field
 from kleinlite.position_ids import Rope, image_ids, reference_ids, text_ids
 from kleinlite.sampling import euler, schedule
-from kleinlite.training import learning_rate
 from kleinlite.transformer import Transformer
-from recipe.curriculum import edit_allowed
-from recipe.edits import sample_edit
 
-NAME = "kv-edits"
-FILE = Path(__file__).parent / "weights" / f"{NAME}.safetensors"
+from .adapters import teach
+from .curriculum import edit_allowed
+from .edits import sample_edit
+
+FILE = Path(__file__).parent / "weights" / "kv-edits.safetensors"
 RANK = 16
 STEPS = 400
 BATCH = 12
@@ -38,8 +33,8 @@ GRID = (6, 6)
 TOKENS = 36
 
 
-def lesson(klein: Klein, step: int) -> tuple[mx.array, ...]:
-    """References (b, r, 128), features, and of one of nano's four steps the latents, the time and its answer.
+def lesson(klein: Klein, step: int) -> tuple[mx.array | Rope, ...]:
+    """References (b, r, 128), features, and of one of nano's four steps the latents, the time and its answer; the rope.
 
     One lesson in four has two references.
     """
@@ -58,7 +53,8 @@ def lesson(klein: Klein, step: int) -> tuple[mx.array, ...]:
     which = rng.randrange(4)
     steps = list(itertools.islice(euler(field, start, times), which + 1))
     x = start if which == 0 else steps[-2].latents
-    return references, txt, x, mx.array([float(times[which])]), steps[-1].velocity
+    rope = klein.transformer.rope(image_ids(*GRID), text_ids(klein.info.max_length))
+    return references, txt, x, mx.array([float(times[which])]), steps[-1].velocity, rope
 
 
 def cached_loss(
@@ -69,24 +65,5 @@ def cached_loss(
     return ((cached_velocity(net, x, txt, t, rope, cache) - velocity) ** 2).mean()
 
 
-def main() -> None:
-    teacher = Klein.from_pretrained("nano")
-    net = Klein.from_pretrained("nano").transformer
-    deltas = new_deltas(net, RANK, mx.random.key(0))
-    attach(net, NAME, deltas)
-    freeze_except(net, deltas)
-    rope = net.rope(image_ids(*GRID), text_ids(teacher.info.max_length))
-    rate = learning_rate(2e-3, STEPS, warmup=20)
-    optimizer = optim.AdamW(rate, betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
-    value_and_grad = nn.value_and_grad(net, cached_loss)
-    bar = tqdm(range(STEPS), desc=NAME)
-    for step in bar:
-        loss, gradients = value_and_grad(net, *lesson(teacher, step), rope)
-        optimizer.update(net, gradients)
-        mx.eval(net.trainable_parameters(), optimizer.state)
-        bar.set_postfix(loss=f"{loss.item():.4f}")
-    write_adapter(FILE, deltas, trained={"model": "nano", "steps": STEPS, "rank": RANK})
-
-
 if __name__ == "__main__":
-    main()
+    teach(FILE, cached_loss, lesson, RANK, STEPS, rate=2e-3)

@@ -7,7 +7,6 @@ goes on where it was.
 """
 
 import json
-import math
 import os
 import platform
 import shutil
@@ -28,6 +27,7 @@ from tqdm.auto import tqdm
 from kleinlite.errors import UserError
 from kleinlite.files import write_json
 from kleinlite.klein import Klein
+from kleinlite.measuring import mean_and_error
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.nano.data import encode_scenes
 from kleinlite.nano.evaluate import SIZE, draw_all, examine, held_out_captions
@@ -196,8 +196,8 @@ class Speedrun:
         minutes = (self.log.spent + self.clock() - start) / 60
         contact_sheet(pictures[:SHOWN]).save(self.folder / "pictures.png")
         draw_curve(self.log.curve).save(self.folder / "loss.png")
-        right = mean_and_error([sum(result.values()) / len(result) for result in results])
-        whole = mean_and_error([float(all(result.values())) for result in results])
+        right = percent([sum(result.values()) / len(result) for result in results])
+        whole = percent([float(all(result.values())) for result in results])
         score = f"{right} of what {len(cases)} held-out captions ask for is right"
         late = "" if minutes < 1.02 * self.log.minutes else f", which is late for {self.log.minutes:g}: no record"
         facts = {
@@ -231,11 +231,10 @@ def draw_curve(curve: list[tuple[int, float]]) -> Image.Image:
     return image
 
 
-def mean_and_error(shares: list[float]) -> str:
+def percent(shares: list[float]) -> str:
     """Their mean, and how uncertain it is because there are no more of them."""
-    mean = sum(shares) / len(shares)
-    variance = sum((share - mean) ** 2 for share in shares) / max(1, len(shares) - 1)
-    return f"{100 * mean:.1f} % ± {100 * math.sqrt(variance / len(shares)):.1f}"
+    mean, error = mean_and_error(shares)
+    return f"{100 * mean:.1f} % ± {100 * error:.1f}"
 
 
 def describe_machine() -> str:

@@ -52,9 +52,7 @@ sys.exit(__main__.main())
 """
 
 
-@pytest.mark.parametrize(
-    "module", ["argparse", "dataclasses", "kleinlite.errors", "mlx", "kleinlite.transformer", "PIL.PngImagePlugin"]
-)
+@pytest.mark.parametrize("module", ["mlx", "kleinlite.transformer", "PIL.PngImagePlugin"])
 def test_ctrl_c_while_modules_are_read(module, here):
     command = [sys.executable, "-c", PRESS, module, "generate", "a red circle", "--model", str(TINY), "-o", "x.png"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)

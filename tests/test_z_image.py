@@ -463,7 +463,7 @@ def test_adapters_are_not_trained_on_it():
 
     configs = golden().klein.parts.configs
     with pytest.raises(ValueError, match="trains no adapters for Z-Image"):
-        plan_training(*configs, width=64, height=64)
+        plan_training(configs, (64, 64))
 
 
 def test_a_prompt_of_exactly_as_many_tokens_as_fit():

@@ -5,7 +5,7 @@ from kleinlite.trainer.folder import read_folder
 from kleinlite.trainer.lora import LoraTrainer
 from kleinlite.trainer.settings import Settings
 
-QUICK = Settings(rank=2, steps=4, rate=1e-3, batch=2, accumulate=2, every=2, held_out=0.1)
+QUICK = Settings(rank=2, steps=4, rate=1e-3, batch=2, accumulate=2, every=2)
 
 
 def trained(folder, out, settings=QUICK, **how) -> LoraTrainer:

@@ -41,8 +41,7 @@ examples:
   kleinlite train-lora my-dog --model base-4b --size 512x512 --quantize 4 -o dog.safetensors
   kleinlite generate "a photo of my dog on the moon" --model 4b --lora dog.safetensors:0.9
 Stopped by Ctrl-C, the same command goes on where it was, and with more --steps a finished one does, too. Samples are
-in dog.training: look at them, they say more than the loss on held-out pictures, of which there are some where there are
-20 pictures or more.
+in dog.training: look at them, they say more than the loss.
 """
 
 

@@ -11,7 +11,7 @@ from ..models.describe import check_base, describe
 from ..models.download import Access, fetch_model
 from ..trainer.folder import read_folder
 from ..trainer.lora import LoraTrainer, check_output
-from ..trainer.memory_plan import check_plan, plan_model_training
+from ..trainer.memory_plan import check_plan, plan_training
 from ..trainer.settings import Settings
 from .shared import check_folder
 
@@ -33,8 +33,14 @@ def run(args: argparse.Namespace) -> None:
     if facts.configs is None:  # of a repository that is not here, nothing is known
         fetch_model(args.model, access)
         facts = run_serialized(describe, args.model, args.quantize, dtype=compute_dtype())
-    plan = plan_model_training(facts, examples, settings)
-    print(f"{len(examples)} pictures of {examples[0].picture.width}x{examples[0].picture.height}. Memory: {plan}.")
+    assert facts.configs is not None
+    first = examples[0]  # all have its sizes
+    before = [picture.size for picture in first.references]
+    plan = plan_training(
+        facts.configs, first.picture.size, before, bits=facts.bits, rank=settings.rank, b=settings.batch
+    )
+    width, height = first.picture.size
+    print(f"{len(examples)} pictures of {width}x{height}, at most {plan.peak_bytes / 1e9:.1f} GB of memory.")
     if args.plan:
         return
     check_plan(plan)

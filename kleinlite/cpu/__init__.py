@@ -2,9 +2,9 @@
 
 MLX is made for Apple's chips. Its Linux CPU build gives the same results, but five things in it are slow or large:
 
-- matrix products, 30 to 100 times: the wheel brings the reference BLAS. `setup` puts OpenBLAS in its place, the
-  fastest one where there are several, and its threads sleep when there is nothing to do; where other programs keep
-  the cores busy, a small model's products take one thread (`idle_cores_only`);
+- matrix products, 30 to 100 times: the wheel brings the reference BLAS. `setup` puts OpenBLAS in its place, whose
+  threads sleep when there is nothing to do; where other programs keep the cores busy, a small model's products take
+  one thread (`idle_cores_only`);
 - large arrays: each goes back to the kernel after every operation and has to be asked for again. `setup`
   tells the C library to keep them;
 - exp, 5 to 8 times, and with it silu, softmax and attention: MLX works it out one value at a time.

@@ -87,13 +87,9 @@ def silu(x: mx.array) -> mx.array:
 
 
 @mx.compile
-def _affine(x: mx.array, mean: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
-    return (x - mean) * scale + shift
-
-
 def affine(x: mx.array, mean: mx.array, scale: mx.array, shift: mx.array) -> mx.array:
     """(x - mean) · scale + shift, in one pass over the memory."""
-    return _affine(x, mean, scale, shift) if _fast(x) else (x - mean) * scale + shift
+    return (x - mean) * scale + shift
 
 
 def softmax(x: mx.array, axis: int = -1) -> mx.array:

@@ -12,8 +12,6 @@ from mlx.utils import tree_flatten
 
 from ..transformer import Transformer
 
-__all__ = ["ordered", "Checkpointed", "enable_gradient_checkpointing"]
-
 
 @mx.custom_function
 def ordered(params: Any, x: mx.array) -> tuple[Any, mx.array]:

@@ -1,7 +1,6 @@
 """A folder of pictures to learn from: `dog.png`, its caption in `dog.txt` and, for an edit, `dog_ref.png` before it."""
 
 import logging
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from ..inference.request import check_side
 from ..klein import as_reference
 
 REFERENCE = re.compile(r"(.+)_ref\d*")
-MOST_PIXELS = 1024 * 1024  # `prepare_reference` shrinks what has more
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,10 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     """The examples in a folder, in the order of their names, all of one size.
 
     size: width and height to which every picture is scaled and cut; as they are, cut to multiples of 16, if not given.
+    What has more than 1024² pixels is shrunk.
     Raises ValueError, which names the files, for whatever could not be learned from.
     """
     if size:
-        if math.prod(size) > MOST_PIXELS:
-            raise UserError(
-                f"Pictures of {size[0]}x{size[1]} are too large to learn from: take at most 1024x1024 pixels."
-            )
         check_side(size[0], "width")
         check_side(size[1], "height")
     folder = Path(folder)
@@ -46,15 +41,11 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
         raise UserError(f"{folder} is no folder: name one with pictures and their captions, dog.png and dog.txt.")
     there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))  # a Mac's ._dog.png is hidden
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    files = [path for path in there if path.suffix.lower() in endings and path.is_file()]
-    last = {path.stem: path for path in files}
-    twice = [path for path in files if last[path.stem] != path]
-    if twice:
-        raise UserError(f"{first_few(twice)}: there is another picture of that name, and a caption cannot be for both.")
-    named = {path: found[1] if (found := REFERENCE.fullmatch(path.stem)) else None for path in files}
-    targets = {path.stem: path for path in files if named[path] is None}
-    before = {stem: [path for path in files if named[path] == stem] for stem in targets}
-    check_captions(there, [path for path in files if named[path] in (None, *targets)])
+    files = {path.stem: path for path in there if path.suffix.lower() in endings and path.is_file()}
+    named = {stem: found[1] if (found := REFERENCE.fullmatch(stem)) else None for stem in files}
+    targets = {stem: path for stem, path in files.items() if named[stem] is None}
+    before = {target: [path for stem, path in files.items() if named[stem] == target] for target in targets}
+    check_captions(there, [path for stem, path in files.items() if named[stem] in (None, *targets)])
     check_names(folder, targets, before)
     captions = {stem: read_caption(path.with_suffix(".txt")) for stem, path in targets.items()}
     examples = [
@@ -70,9 +61,7 @@ def check_captions(there: list[Path], files: list[Path]) -> None:
     names = {path.stem for path in files}
     alone = [path for path in there if path.suffix == ".txt" and path.stem not in names]
     if alone:
-        beside = [path.name for path in there if path.stem == alone[0].stem and path != alone[0]]
-        found = f"{beside[0]} cannot be read: save it as PNG or JPEG" if beside else "its picture is missing"
-        raise UserError(f"{first_few(alone)}: a caption without a picture, {found}.")
+        raise UserError(f"{first_few(alone)}: no picture of that name can be read (PNG, JPEG, WebP, …).")
     left = [path.name for path in there if path not in files and path.suffix != ".txt"]
     if left:
         logging.getLogger("kleinlite").warning("%s", f"Nothing is learned from {first_few(left)}.")

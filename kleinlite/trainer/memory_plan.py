@@ -14,12 +14,10 @@ from ..errors import MemoryLimitError
 from ..inference.memory_check import machine_memory
 from ..inference.memory_plan import compute_dtype, plan_memory
 from ..lora import rank_at
-from ..models.describe import ModelFacts, check_trains
+from ..models.describe import check_trains
 from ..models.families import family_of
 from ..models.lora_files import matrix_shapes
 from ..text_encoder import TextEncoderConfig
-from .folder import Example
-from .settings import Settings
 
 # Fitted to `python -m benchmarks.training`, which measures a step beside what is predicted here:
 IN_FLIGHT = 155  # numbers per token and channel while one block's gradient is worked out
@@ -29,30 +27,11 @@ COPIES = 6  # of the adapter, in float32: weights, average, gradients, their sum
 
 
 class TrainingPlan(NamedTuple):
-    """Bytes: of each stage, and what the last consists of."""
+    """Bytes: what comes on top of the weights while the adapter learns, and the most of the three stages."""
 
-    features: int
-    latents: int
-    weights: int
     adapter: int
     activations: int
-
-    @property
-    def training(self) -> int:
-        return self.weights + self.adapter + self.activations
-
-    @property
-    def peak_bytes(self) -> int:
-        return max(self.features, self.latents, self.training)
-
-    def __str__(self) -> str:
-        def gb(n: float) -> str:
-            return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
-
-        return (
-            f"features {gb(self.features)}, then latents {gb(self.latents)}, then training {gb(self.training)} "
-            f"(weights {gb(self.weights)}, adapter {gb(self.adapter)}, activations {gb(self.activations)})"
-        )
+    peak_bytes: int
 
 
 def adapter_size(cfg: Any, rank: int | Mapping[str, int]) -> int:
@@ -61,43 +40,30 @@ def adapter_size(cfg: Any, rank: int | Mapping[str, int]) -> int:
 
 
 def plan_training(
-    cfg: Any, text_cfg: TextEncoderConfig, vae_cfg: AutoencoderConfig, *, width: int, height: int,
-    bits: float | tuple[float, float] = 16, rank: int | Mapping[str, int] = 16, b: int = 1, reference_tokens: int = 0,
-    cpu: bool | None = None,
+    configs: tuple[Any, TextEncoderConfig, AutoencoderConfig], size: tuple[int, int],
+    references: Sequence[tuple[int, int]] = (), *, bits: float | tuple[float, float] = 16,
+    rank: int | Mapping[str, int] = 16, b: int = 1, cpu: bool | None = None,
 ) -> TrainingPlan:  # fmt: skip
-    """For pictures of this size, `b` at a time; bits, reference_tokens and cpu as for `plan_memory`.
+    """For b pictures at a time of width × height pixels, after references of theirs; bits and cpu as for `plan_memory`.
 
-    cfg: the transformer's. Raises UserError for another family's.
+    configs: of transformer, text encoder, autoencoder. Raises UserError for another family's.
     """
+    cfg, text_cfg, _ = configs
     check_trains(family_of(cfg))
     cpu = compute_dtype() == mx.float32 if cpu is None else cpu
-    drawing = plan_memory(
-        (cfg, text_cfg, vae_cfg), width=width, height=height, bits=bits, reference_tokens=reference_tokens, cpu=cpu
-    )
-    size = 4 if cpu else 2
+    width, height = size
+    reference_tokens = sum(w * h // 256 for w, h in references)
+    drawing = plan_memory(configs, width=width, height=height, bits=bits, reference_tokens=reference_tokens, cpu=cpu)
+    number_bytes = 4 if cpu else 2
     tokens = b * (text_cfg.max_length + width * height // 256 + reference_tokens)
     numbers = cfg.d * tokens * (IN_FLIGHT + KEPT * (cfg.double_blocks + cfg.single_blocks))
     numbers += SCORES * cfg.heads * tokens**2 / b
-    return TrainingPlan(
-        features=drawing.text_encoder + drawing.encode,
-        latents=drawing.autoencoder + drawing.decode,
-        weights=drawing.transformer + drawing.autoencoder,  # it stays, for the samples
-        adapter=4 * COPIES * adapter_size(cfg, rank),
-        activations=int(size * numbers),
-    )
-
-
-def plan_model_training(facts: ModelFacts, examples: Sequence[Example], settings: Settings) -> TrainingPlan:
-    """For a model that `describe` knows."""
-    example = examples[0]  # all have its sizes
-    w, h = example.picture.size
-    reference_tokens = sum(picture.width * picture.height // 256 for picture in example.references)
-    assert facts.configs is not None
-    transformer, text_encoder, autoencoder = facts.configs
-    return plan_training(
-        transformer, text_encoder, autoencoder, width=w, height=h, bits=facts.bits, rank=settings.rank,
-        b=settings.batch, reference_tokens=reference_tokens,
-    )  # fmt: skip
+    adapter = 4 * COPIES * adapter_size(cfg, rank)
+    activations = int(number_bytes * numbers)
+    features = drawing.text_encoder + drawing.encode
+    latents = drawing.autoencoder + drawing.decode
+    training = drawing.transformer + drawing.autoencoder + adapter + activations  # the autoencoder draws the samples
+    return TrainingPlan(adapter, activations, max(features, latents, training))
 
 
 def check_plan(plan: TrainingPlan) -> None:

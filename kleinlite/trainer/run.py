@@ -55,25 +55,6 @@ def write_arrays(path: Path, arrays: dict[str, mx.array], metadata: dict[str, st
         mx.save_safetensors(str(draft), arrays, metadata)
 
 
-def read_step(path: Path) -> int:
-    """How far the run in a file is, 0 if there is none."""
-    if not path.exists():
-        return 0
-    step = read_arrays(path)[1].get("step", "")
-    if not step.isdecimal():
-        raise UserError(DAMAGED.format(path))
-    return int(step)
-
-
-def read_run(path: Path, expected: dict[str, mx.array]) -> tuple[Any, int]:
-    """The trees and the step in a run's file. Raises UserError if it is damaged or belongs to another network."""
-    step = read_step(path)
-    arrays, _ = read_arrays(path)
-    if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in expected.items()}:
-        raise UserError(ANOTHER.format(path))
-    return tree_unflatten(list(arrays.items())), step
-
-
 # ---------------------------------------------------------------- the run
 
 
@@ -97,10 +78,15 @@ class Run:
         self.restore()
 
     def restore(self) -> None:
-        """Go on from the file, if there is one."""
-        if self.path.exists():
-            trees, self.step = read_run(self.path, dict(tree_flatten(self.trees())))
-            self.use(trees)
+        """Go on from the file, if there is one. Raises UserError if it is damaged or belongs to another network."""
+        if not self.path.exists():
+            return
+        arrays, metadata = read_arrays(self.path)
+        expected = dict(tree_flatten(self.trees()))
+        if {k: w.shape for k, w in arrays.items()} != {k: w.shape for k, w in expected.items()}:
+            raise UserError(ANOTHER.format(self.path))
+        self.step = int(metadata["step"])
+        self.use(tree_unflatten(list(arrays.items())))
 
     def use(self, trees: dict[str, Any]) -> None:
         """Take weights, optimizer and average from elsewhere."""

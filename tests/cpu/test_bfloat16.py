@@ -27,10 +27,9 @@ from kleinlite.transformer import Transformer, TransformerConfig
 
 def is_usable() -> bool:
     """Whether there is a oneDNN to load here, and a processor that multiplies bfloat16, by Linux's own list."""
-    for home in (sysconfig.get_path("data") + "/lib/", ""):
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(f"{home}libdnnl.so.3")
-            return any(word in Path("/proc/cpuinfo").read_text() for word in ("avx512_bf16", "amx_bf16"))
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(sysconfig.get_path("data") + "/lib/libdnnl.so.3")
+        return any(word in Path("/proc/cpuinfo").read_text() for word in ("avx512_bf16", "amx_bf16"))
     return False
 
 
@@ -226,11 +225,7 @@ def test_pictures_of_nano(library):
 
 
 def test_its_name(library):
-    """That of its product, whatever ran since."""
-    name = cpu.bfloat16_name()
-    assert name.startswith("oneDNN, ") and any(word in name for word in bfloat16.QUICK)
-    library.run("softmax_forward", normal(3, 8), mx.zeros((3, 8)))
-    assert cpu.bfloat16_name() == name
+    assert cpu.bfloat16_name() == "oneDNN"
 
 
 def test_a_refusal_is_a_sentence(library):
@@ -252,13 +247,6 @@ def test_what_is_made_is_destroyed(library, monkeypatch):
     assert close(library.product(x, x), exact(x, x))
     made = [name for name in called if "_create" in name]
     assert len(made) == 15 and len([name for name in called if name.endswith("_destroy")]) == 14  # but what was refused
-
-
-def test_a_library_with_wrong_products_is_left_alone(library, monkeypatch):
-    product = bfloat16.Library.product
-    assert bfloat16.find_library.__wrapped__() is not None
-    monkeypatch.setattr(bfloat16.Library, "product", lambda self, x, w: product(self, x, w) + mx.eye(24, 21))
-    assert bfloat16.find_library.__wrapped__() is None
 
 
 def test_without_the_library(monkeypatch):

@@ -1,11 +1,13 @@
 """`kleinlite train-lora`."""
 
 import json
+import shutil
 
 import pytest
 from safetensors import safe_open
 
 from kleinlite.cli import main
+from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.lora_files import describe_adapter, open_adapter
 
 
@@ -14,7 +16,7 @@ def test_the_command(folder, tmp_path, capsys):
     options = ["--model", "nano-base", "--rank", "2", "--steps", "2", "--every", "2", "--accumulate", "1"]
     assert main(["train-lora", str(folder), *options, "-o", str(out), "--layout", "comfy"]) == 0
     told = capsys.readouterr().out
-    assert "6 pictures of 96x96. Memory: features" in told and f"{out}: " in told
+    assert "6 pictures of 96x96, at most 0." in told and f"{out}: " in told
     assert told.endswith("Not there yet? The same command goes on with --steps 4.\n")
     with safe_open(out, framework="np") as file:
         assert all(name.startswith("diffusion_model.") for name in file.keys())  # noqa: SIM118, it is no dictionary
@@ -63,6 +65,27 @@ def test_the_command_refuses(folder, tmp_path, monkeypatch, capsys, options, sen
     assert main(["train-lora", str(folder), *options]) == 2
     assert sentence in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["crosses"]
+
+
+def test_a_copy_of_a_distilled_model_is_refused(folder, tmp_path, capsys):
+    shutil.copytree(resolve_model("nano"), tmp_path / "copy")
+    out = tmp_path / "x.safetensors"
+    assert main(["train-lora", str(folder), "--model", str(tmp_path / "copy"), "-o", str(out)]) == 2
+    assert "is distilled: train on its base model" in capsys.readouterr().err
+
+
+def test_what_is_no_adapter_is_not_replaced(folder, tmp_path, capsys):
+    """A model, a text, a link: nothing of a training is written, not even its folder."""
+    model = tmp_path / "model.safetensors"
+    shutil.copy(resolve_model("nano") / "transformer" / "diffusion_pytorch_model.safetensors", model)
+    (tmp_path / "text.safetensors").write_text("mine")
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "text.safetensors")
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+    for name in before:
+        assert main(["train-lora", str(folder), "--model", "nano-base", "-o", str(tmp_path / name)]) == 2
+        assert "is there and is not an adapter: name another file" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")} == before
+    assert not list(tmp_path.glob("*.training"))
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,6 @@ def break_it(folder, how):
         Image.new("RGB", (32, 32)).save(folder / "3.png")
     elif how == "some references":
         Image.new("RGB", (96, 96)).save(folder / "3_ref.png")
-    elif how == "twice":
-        Image.new("RGB", (96, 96)).save(folder / "3.jpg")
 
 
 BAD = {
@@ -67,7 +65,6 @@ BAD = {
     "not text": "3.txt is not UTF-8",
     "tiny": "3.png: .*at least 64 pixels",
     "some references": "3.png: most pictures here have 0 references",
-    "twice": "3.jpg: there is another picture of that name",
 }
 
 
@@ -77,14 +74,6 @@ def test_a_bad_folder_gets_a_sentence(folder, how):
     with pytest.raises(ValueError, match=BAD[how]) as error:
         read_folder(folder)
     assert str(error.value).endswith(".")
-
-
-def test_three_pictures_of_two_names(folder):
-    """a.m.png stands between a.jpg and a.png."""
-    for name in ("a.jpg", "a.m.png", "a.png"):
-        Image.new("RGB", (96, 96)).save(folder / name)
-    with pytest.raises(ValueError, match=r"a\.jpg: there is another picture of that name"):
-        read_folder(folder)
 
 
 @pytest.mark.parametrize("ending", ["bmp", "tif", "gif", "avif", "jfif", "jp2", "ppm", "JPG", "WEBP"])
@@ -99,8 +88,7 @@ def test_a_caption_without_a_picture_is_named(folder, there):
     (folder / "3.png").unlink()
     if there:
         (folder / "3.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
-    why = "3.heic cannot be read: save it as PNG or JPEG" if there else "its picture is missing"
-    with pytest.raises(ValueError, match=f"3.txt: a caption without a picture, {why}."):
+    with pytest.raises(ValueError, match="3.txt: no picture of that name can be read"):
         read_folder(folder)
 
 
@@ -111,8 +99,9 @@ def test_what_is_left_out_is_said_and_hidden_files_are_nobodys(folder, caplog):
     (folder / "more").mkdir()
     (folder / "notes.md").write_text("")
     Image.new("RGB", (96, 96)).save(folder / "9_ref.png")  # of no picture
+    Image.new("RGB", (96, 96)).save(folder / "3.jpg")  # beside 3.png, under one caption
     read_folder(folder)
-    assert caplog.messages == ["Nothing is learned from 9_ref.png, more, notes.md."]
+    assert caplog.messages == ["Nothing is learned from 3.jpg, 9_ref.png, more, notes.md."]
 
 
 def test_a_caption_as_windows_saves_it(folder):
@@ -123,8 +112,6 @@ def test_a_caption_as_windows_saves_it(folder):
 @pytest.mark.parametrize(
     "size, sentence",
     [
-        ((999999999999, 96), "999999999999x96 are too large to learn from: take at most 1024x1024 pixels"),
-        ((1040, 1024), "too large"),
         ((100, 96), "The width must be a multiple of 16 pixels, 100 is not: try 96"),
         ((96, 0), "The height must be a multiple of 16 pixels, 0 is not: try 16"),
     ],
@@ -135,7 +122,8 @@ def test_a_size_that_pictures_cannot_get(folder, size, sentence):
 
 
 def test_the_largest_size(folder):
-    assert {e.picture.size for e in read_folder(folder, (1024, 1024))} == {(1024, 1024)}
+    for size in ((1024, 1024), (2048, 2048)):
+        assert {e.picture.size for e in read_folder(folder, size)} == {(1024, 1024)}
 
 
 def test_what_is_no_folder(tmp_path):

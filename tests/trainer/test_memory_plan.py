@@ -4,46 +4,42 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from PIL import Image
-from trainings import QUICK
 
 from benchmarks.training import measure, plan_table
 from kleinlite.lora import new_deltas
 from kleinlite.models.configs import RELEASED_CONFIGS
-from kleinlite.models.describe import describe
 from kleinlite.trainer import memory_plan as plan_module
-from kleinlite.trainer.folder import read_folder
 from kleinlite.trainer.memory_plan import (
     COPIES,
     TrainingPlan,
     adapter_size,
     check_plan,
-    plan_model_training,
     plan_training,
 )
 from kleinlite.transformer import Transformer, TransformerConfig
 
 
 def test_base_4b_in_four_bits_fits_into_twelve_gigabytes():
-    plan = plan_training(*RELEASED_CONFIGS["4b"], width=512, height=512, bits=4.5, cpu=False)
+    plan = plan_training(RELEASED_CONFIGS["4b"], (512, 512), bits=4.5, cpu=False)
     assert 3e9 < plan.peak_bytes < 12e9
-    larger = plan_training(*RELEASED_CONFIGS["4b"], width=1024, height=1024, bits=16, cpu=False)
+    larger = plan_training(RELEASED_CONFIGS["4b"], (1024, 1024), bits=16, cpu=False)
     assert larger.peak_bytes > 2 * plan.peak_bytes
 
 
 def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch):
     monkeypatch.setattr(plan_module, "machine_memory", lambda held=0: (4, 3))
-    plan = TrainingPlan(features=1, latents=1, weights=2, adapter=1, activations=1)
+    plan = TrainingPlan(adapter=1, activations=1, peak_bytes=4)
     check_plan(plan)
     with pytest.raises(MemoryError, match="quantize the weights with --quantize 4, or take smaller pictures with --si"):
-        check_plan(plan._replace(latents=5))
+        check_plan(plan._replace(peak_bytes=5))
 
 
-def test_the_plan_is_of_the_pictures_and_their_references(folder):
-    alone = plan_model_training(describe("base-4b"), read_folder(folder), QUICK)
-    for seed in range(6):
-        Image.new("RGB", (64, 96)).save(folder / f"{seed}_ref.png")
-    assert plan_model_training(describe("base-4b"), read_folder(folder), QUICK).activations > alone.activations
+def test_references_and_batches_take_more():
+    alone, edited, many = (
+        plan_training(RELEASED_CONFIGS["4b"], (512, 512), references, b=b).activations
+        for references, b in (((), 1), ([(512, 512)], 1), ((), 2))
+    )
+    assert alone < edited and many == 2 * alone
 
 
 def test_the_page_on_machines_has_the_plans():
@@ -60,6 +56,6 @@ def test_the_size_of_an_adapter_with_ranks_by_kind():
 
 def test_a_measured_step_is_near_its_plan():
     cfg = TransformerConfig(double_blocks=1, single_blocks=2, heads=2)
-    plan = plan_training(cfg, *RELEASED_CONFIGS["4b"][1:], width=128, height=128, bits=32, cpu=True)
+    plan = plan_training((cfg, *RELEASED_CONFIGS["4b"][1:]), (128, 128), bits=32, cpu=True)
     _, above, _ = measure(cfg, 128, 512, 16, None)
     assert 0.6 < above / (plan.adapter / COPIES + plan.activations) < 1.4
