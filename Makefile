@@ -70,7 +70,7 @@ test-lowest: $(VENV)/pyvenv.cfg ## the package's quick tests with the lowest ver
 	OPENBLAS_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q tests/inference tests/models tests/trainer tests/test_files.py \
 	  tests/cli tests/test_errors.py tests/test_pipeline_golden.py
 
-fuzz: $(VENV)/.test$(BACKEND) ## damage weight files, adapters and configs for ten minutes (SECONDS=600): all is read or refused in a sentence
+fuzz: $(VENV)/.test$(BACKEND) ## damage weight files and adapters for ten minutes (SECONDS=600): all is read or refused in a sentence
 	$(BIN)/python tests/models/fuzz.py $(or $(SECONDS),600)
 
 lint: $(VENV)/.test$(BACKEND) ## promotion in step, types, every import downwards, and what linter and formatter would change

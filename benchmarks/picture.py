@@ -31,13 +31,13 @@ from kleinlite.klein import Klein
 from kleinlite.memory import count_parameters, count_prompt, count_step
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.configs import RELEASED_CONFIGS
-from kleinlite.models.export import DIFFUSERS_STEM, to_released, write_config, write_safetensors
+from kleinlite.models.export import DIFFUSERS_STEM, write_config, write_safetensors
 from kleinlite.models.families import KLEIN
 from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer, TransformerConfig
-from recipe.saving import format_index
+from recipe.saving import format_index, to_released
 
 # ---------------------------------------------------------------- a random model in the released layout
 

@@ -6,17 +6,33 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
+from kleinlite.checkpoints import find_conversion, rename
 from kleinlite.files import replace_file, write_json
-from kleinlite.models.configs import SHARES
-from kleinlite.models.export import DIFFUSERS_STEM, to_released, write_config
+from kleinlite.models.export import DIFFUSERS_STEM, write_config
 from kleinlite.models.families import KLEIN, PartFormat, family_of
+from kleinlite.models.families.family import Rules
 from kleinlite.models.fields import LAYOUT, read_layout
 from kleinlite.models.files import INDEX
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer
+
+
+def to_released(module: nn.Module, rules: Rules, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """A module's weights under the released folder's names and in its layout: the way back from chapter 8's `match`."""
+    arrays: dict[str, mx.array] = {}
+    parameters: dict[str, mx.array] = dict(tree_flatten(module.parameters()))
+    for name, w in parameters.items():
+        w = w.astype(dtype).transpose(0, 3, 1, 2) if w.ndim == 4 else w.astype(dtype)
+        names = rename(name, rules)
+        conversion = find_conversion(name, rules)
+        if conversion:  # each of them is its own way back
+            w = conversion(w)
+        arrays.update(zip(names, mx.split(w, len(names))))
+    return arrays
 
 
 def save_part(folder: Path, module: nn.Module, form: PartFormat, stem: str, config: dict[str, Any]) -> None:
@@ -64,4 +80,4 @@ def format_index(cfg: TextEncoderConfig, distilled: bool, shares: bool = False) 
     """
     numbers = {"max_sequence_length": cfg.max_length, "text_encoder_out_layers": list(cfg.out_layers)}
     index = read_layout(INDEX) | {"is_distilled": distilled} | numbers
-    return index | {"shares": SHARES} if shares else index
+    return index | {"shares": ".."} if shares else index

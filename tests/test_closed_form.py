@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, patchify
 from kleinlite.checkpoints import match
 from kleinlite.models.configs import parse_config
-from kleinlite.models.export import to_released
 from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
 from kleinlite.position_ids import image_ids, reference_ids, rope_table, text_ids
 from kleinlite.text_encoder import TextEncoder, tokenize
 from kleinlite.transformer import Transformer, time_features
+from recipe.saving import to_released
 
 TABLE = json.loads((GOLDENS / "closed_form.json").read_text(encoding="utf-8"))
 

@@ -4,10 +4,12 @@
 Each file is listed and checked once, each tensor matched once: what opening finds out, loading uses.
 """
 
+import itertools
+import math
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,24 +19,15 @@ from tokenizers import Tokenizer
 from ..checkpoints import Conversion, match, rename, to_mlx
 from ..errors import UserError, clip, first_few, printable
 from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec
-from ..text_encoder import PAD, TextEncoder
-from .configs import (
-    SAMPLE_SIZE,
-    check_supported,
-    family_of_index,
-    find_parts,
-    infer_config,
-    open_folder,
-    own_names,
-    read_config,
-)
+from ..text_encoder import TextEncoder
+from .configs import check_supported, family_of_index, find_parts, infer_config, open_folder, own_names, read_config
 from .download import ANYWHERE, Access, fetch_model, fetch_parts
 from .families import KLEIN, Configs, Family, family_of
 from .families.family import Rules
 from .fields import say_once
 from .files import ModelFolder, WeightFiles, check_file, find_index, open_weights, read_json
 from .formats import GROUP, assemble, check_packing, find_quant_spec, load_weights
-from .mlx_folders import MlxFiles, MlxFolder, infer_text_encoder, name_of_variant
+from .mlx_folders import MlxFolder, infer_text_encoder, name_of_variant, open_mlx_files
 from .quantize import join, quantize as quantize_module
 from .registry import FOLDERS, PARTS, TAEF2_FILE, find_bundled, find_released
 
@@ -51,75 +44,59 @@ def resolve_model(name: str, access: Access = ANYWHERE) -> Path:
     if bundled:
         return Path(str(files("kleinlite"))) / bundled
     path = Path(name)
-    if not path.exists():
-        return fetch_model(name, access)
-    if not path.is_dir():
-        check_file(path)
-    return path
+    return path if path.exists() else fetch_model(name, access)
 
 
 def resolve_parts(
     name: str, parts: PartsArgument = None, access: Access = ANYWHERE
 ) -> tuple[ModelFolder, dict[str, Path]]:
     """The folder with the model's index and tokenizer, and where each part lies: a folder or a single file."""
-    replaced = check_parts_argument(parts)
-    path = resolve_model(name, access)
+    replaced = parts if isinstance(parts, dict) else {}
+    unknown = [clip(repr(folder)) for folder in replaced if folder not in FOLDERS.values()]
+    if unknown:
+        raise UserError(f"parts names {first_few(unknown, 2)}; a model's parts are {', '.join(FOLDERS.values())}.")
+    lender = None if isinstance(parts, dict) else parts  # the model that has a single file's other parts
     others = access._replace(revision=None)
-    source = parts if parts and not replaced else None  # the model that has a single file's other parts
-    tensors = {} if path.is_dir() else open_weights(path).tensors
-    inside = find_parts(tensors)
-    home = path if path.is_dir() else path.parent
-    if home.name in FOLDERS.values() and not find_index(home).exists() and find_index(home.parent).exists():
-        raise UserError(f"{path} is a part of a model: name the whole, {home.parent}.")
-    if path.is_dir():
-        if source is not None:
-            raise UserError(
-                f"{name} is a whole model; a name as parts is for a model that is one file. To replace a part, say "
-                'which: parts={"vae": …}.'
-            )
-        folder = path
-    elif source is not None:
-        is_here = find_bundled(str(source)) or Path(source).exists()  # type: ignore[arg-type]
-        folder = resolve_model(str(source)) if is_here else fetch_parts(str(source), others)
-    elif find_index(path.parent).exists():
-        folder = path.parent
-    elif not Path(name).exists():  # a released single file: the registry knows where the rest is
-        folder = fetch_parts(name, access)
-    else:
-        # Or the sentence would promise what more files cannot mend:
+    path = resolve_model(name, access)
+    inside: dict[str, str] = {}
+    folder = path
+    if path.is_file():
+        tensors = open_weights(path).tensors
         check_supported(path, dict.fromkeys(own_names("transformer", tensors).values()))
+        inside = find_parts(tensors)
         if inside and "transformer" not in inside:
-            what = "a text encoder" if "text_encoder" in inside else "an autoencoder"
-            raise UserError(f"{path} is {what}, not a model: name the model's folder, or its transformer's file.")
-        whole = "text_encoder" in inside
-        missing = "tokenizer and the text encoder's config" if whole else "text encoder and the autoencoder"
+            what = " and ".join(inside).replace("_", " ")
+            raise UserError(f"{path} holds no transformer, but {what}: name the model's folder, or its transformer.")
+        if lender is not None:
+            folder = resolve_lender(str(lender), others)
+        elif find_index(path.parent).exists():
+            folder = path.parent
+        elif not Path(name).exists():  # a released single file: the registry knows where the rest is
+            folder = fetch_parts(name, access)
+        else:
+            raise UserError(
+                f"{path} is a single file: say which model has its tokenizer and its other parts: "
+                'parts="4b" or another model\'s name or folder.'
+            )
+    elif lender is not None:
         raise UserError(
-            f"{path} holds a {'model without a folder' if whole else 'transformer alone'}. Say where the {missing} "
-            'are: parts="4b" or another model\'s name or folder.'
+            f"{name} is a whole model; a name as parts is for a model that is one file. To replace a part, say "
+            'which: parts={"vae": …}.'
         )
     model = open_folder(folder)
     paths = {part: model.part(part) for part in PARTS}
     if path.is_file():
         paths |= {part: path for part in inside if part != "text_encoder"} | {"transformer": path}
-        if "text_encoder" in inside:
-            say_once(f"{path} holds a text encoder, too, which is not read: it is {folder}'s.")
-    for part, place in replaced.items():
-        paths[part] = resolve_replacement(part, str(place), others)
+    for part in PARTS:
+        if FOLDERS[part] in replaced:
+            paths[part] = resolve_replacement(part, str(replaced[FOLDERS[part]]), others)
     return model, paths
 
 
-def check_parts_argument(parts: PartsArgument) -> dict[str, str | Path]:
-    """The parts that a call replaces, by our names: "vae", the folder's name, is the autoencoder. Raises UserError."""
-    if not isinstance(parts, dict):
-        return {}
-    aliases = {folder: part for part, folder in FOLDERS.items()}
-    unknown = set(parts) - {*PARTS, *aliases}
-    if unknown:
-        raise UserError(
-            f"parts names {first_few((clip(repr(name)) for name in unknown), 2)}; a model's parts are "
-            f"{', '.join(FOLDERS.values())}."
-        )
-    return {aliases.get(name, name): place for name, place in parts.items()}
+def resolve_lender(name: str, access: Access) -> Path:
+    """The folder of a model that lends its parts: of one that is not here all but the transformer is fetched."""
+    is_here = find_bundled(name) or Path(name).exists()
+    return resolve_model(name) if is_here else fetch_parts(name, access)
 
 
 def resolve_replacement(part: str, place: str, access: Access = ANYWHERE) -> Path:
@@ -164,21 +141,20 @@ class ModelInfo:
         return self.family.defaults[self.distilled][1]
 
 
-def read_model_info(name: str, folder: ModelFolder, file: Path | None, configs: Configs) -> ModelInfo:
-    """What the files say about themselves. file: the transformer's, if it is a single one: its name must tell, too."""
+def read_model_info(name: str, folder: ModelFolder, file_name: str | None, configs: Configs) -> ModelInfo:
+    """What the files say about themselves. file_name: of a single file, and of others that can tell no more."""
     cfg = configs.transformer
     family = family_of(cfg)
     path = folder.part("autoencoder") / "config.json"
     size = read_json(path).get("sample_size", 1024) if path.exists() else 1024
-    SAMPLE_SIZE.check(path, size)
     distilled, kv, levels = family.read_variant(folder, cfg)
-    family = replace(family, schedule=levels)
-    by_name = family.read_file_name(file.name) if file and family.read_file_name else None
-    if by_name and file:
+    by_name = family.read_file_name(file_name) if file_name and family.read_file_name else None
+    if by_name:
         distilled, kv = by_name
         if not find_released(name):
             kinds = ["distilled" if distilled else "a base model"] + ["for cached references"] * kv
-            say_once(f"{file.name} is taken for {' and '.join(kinds)}, by its name.")
+            say_once(f"{file_name} is taken for {' and '.join(kinds)}, by its name.")
+    family = replace(family, schedule=levels)
     return ModelInfo(name, distilled, size, configs.text_encoder.max_length, kv, cfg.d_latent, family)
 
 
@@ -194,8 +170,6 @@ def load_tokenizer(folder: ModelFolder | Path) -> Tokenizer:
         raise UserError(f"{path} is not a tokenizer ({printable(str(e))[:100]}): download it again.") from None
     tokenizer.no_padding()  # chapter 3 pads and counts
     tokenizer.no_truncation()
-    if tokenizer.token_to_id(PAD) is None:
-        raise UserError(f"{path} has no {PAD} token, with which prompts are filled up: it is not Qwen's.")
     return tokenizer
 
 
@@ -204,20 +178,18 @@ def check_parts(folder: Path, configs: Configs, tokenizer: Tokenizer) -> None:
     cfg, text_cfg, autoencoder_cfg = configs
     features = len(text_cfg.out_layers) * text_cfg.d
     channels = 4 * autoencoder_cfg.latent_channels
-    for what, wanted, but, there in (
-        ("transformer reads", cfg.d_text, "text features per token and the text encoder gives", features),
-        ("transformer works on", cfg.d_latent, "latent channels and the autoencoder makes", channels),
-    ):
-        if wanted != there:
-            raise UserError(f"The {what} {wanted} {but} {there}: the parts in {folder} belong to different models.")
-    # All ids that it can give, added tokens and those around every text included.
-    highest = max(*tokenizer.get_vocab(with_added_tokens=True).values(), *tokenizer.encode("a").ids)
-    if max(text_cfg.out_layers) > text_cfg.layers or highest >= text_cfg.vocab:
-        raise UserError(
-            f"The text encoder in {folder} has {text_cfg.layers} layers and {text_cfg.vocab} tokens; model_index.json "
-            f"wants layer {max(text_cfg.out_layers)}, the tokenizer has {highest + 1} tokens: the parts belong to "
-            "different models."
-        )
+    highest = max(tokenizer.get_vocab().values())
+    wrong = None
+    if cfg.d_text != features:
+        wrong = f"transformer reads {cfg.d_text} text features per token and the text encoder gives {features}"
+    elif cfg.d_latent != channels:
+        wrong = f"transformer works on {cfg.d_latent} latent channels and the autoencoder makes {channels}"
+    elif max(text_cfg.out_layers) > text_cfg.layers:
+        wrong = f"text encoder has {text_cfg.layers} layers and model_index.json wants layer {max(text_cfg.out_layers)}"
+    elif highest >= text_cfg.vocab:
+        wrong = f"text encoder has {text_cfg.vocab} tokens and the tokenizer {highest + 1}"
+    if wrong:
+        raise UserError(f"The {wrong}: the parts in {folder} belong to different models.")
 
 
 # ---------------------------------------------------------------- weights
@@ -263,26 +235,18 @@ def load_part(module: nn.Module, path: Path, rules: Rules, dtype: mx.Dtype) -> n
 def read_quant_specs(path: Path) -> dict[str, QuantSpec]:
     """What a folder's config.json says of its quantized matrices, in the words of MLX's own tools, by layer.
 
-    Under "" stands what holds for layers without words of their own. Raises UserError for what MLX cannot read.
+    Under "" stands what holds for layers without words of their own.
     """
     config = path / "config.json"
     words = read_json(config).get("quantization") if config.exists() else None
-    if not isinstance(words, dict):
+    if not words:
         return {}
     layers = {name: own for name, own in words.items() if isinstance(own, dict)}
-    for_all = {name: own for name, own in words.items() if name in ("mode", "bits", "group_size")}
-    specs = {}
-    for name, own in {"": for_all, **layers}.items():
-        said = for_all | own
-        spec = QuantSpec(said.get("mode", "affine"), said.get("bits", 0), said.get("group_size", 0))
-        affine = spec.mode == "affine" and spec.bits in (2, 3, 4, 5, 6, 8) and spec.group in (32, 64, 128)
-        if not affine and spec not in QUANT_SPECS.values():
-            raise UserError(
-                f"{config} says that {name or 'it'} is quantized by {clip(repr(own))}, which kleinlite does not know: "
-                "take another model."
-            )
-        specs[name] = spec
-    return specs
+    said = {name: words | own for name, own in {"": words, **layers}.items()}
+    return {
+        name: QuantSpec(own.get("mode", "affine"), own.get("bits", 4), own.get("group_size", GROUP))
+        for name, own in said.items()
+    }
 
 
 def narrow(w: mx.array | QuantizedMatrix) -> mx.array | QuantizedMatrix:
@@ -293,14 +257,6 @@ def narrow(w: mx.array | QuantizedMatrix) -> mx.array | QuantizedMatrix:
 
 
 # ---------------------------------------------------------------- parts
-
-
-class Matched(NamedTuple):
-    """A part without its weights, and those that belong into it, none of them read."""
-
-    module: nn.Module
-    weights: Weights
-    wide: bool  # whether matrices of its files are narrowed
 
 
 @dataclass(frozen=True)
@@ -315,9 +271,8 @@ class Checkpoint:
     quant_spec: QuantSpec | None = None  # in which they are to be quantized when they are loaded
     is_quantized: bool = False  # whether they are so in their files, and so cannot be quantized again
     chosen: str | dict[str, str] | None = None  # `parts` of `open_checkpoint`, as text
-    # What opening has worked out and the first load takes: lazy, since what is kept would stay in memory.
-    _matched: dict[str, Matched] = field(default_factory=dict, repr=False, compare=False)
-    _tokenizers: list[Tokenizer] = field(default_factory=list, repr=False, compare=False)
+    # The tokenizer, and each part with its weights: opening has made them, the first load takes them out. Lazy.
+    _opened: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def quantize(self) -> int | str | None:
@@ -335,15 +290,13 @@ class Checkpoint:
         widest = 8.0 * self.dtype.size  # at most: wider weights, and those of small parts, are cast
         if self.nbytes(part) < SMALL_PART_BYTES:
             return widest
-        stored = count = 0
-        for w in self.weights(part).values():
-            rows = w.tensors.values() if isinstance(w, QuantizedMatrix) else (w,)
-            stored += 8 * sum(array.nbytes for array in rows)
-            count += w.shape[0] * w.shape[1] if isinstance(w, QuantizedMatrix) else w.size
-        return min(widest, stored / count)
+        weights = self.weights(part).values()
+        arrays = [w.tensors.values() if isinstance(w, QuantizedMatrix) else (w,) for w in weights]
+        stored = 8 * sum(array.nbytes for array in itertools.chain(*arrays))
+        return min(widest, stored / sum(math.prod(w.shape) for w in weights))
 
     def load_tokenizer(self) -> Tokenizer:
-        return self._tokenizers.pop() if self._tokenizers else load_tokenizer(self.home)
+        return self._opened.pop("tokenizer", None) or load_tokenizer(self.home)
 
     def load_text_encoder(self, lazy: bool = False) -> TextEncoder:
         """Up to the highest layer whose output becomes features; what lies above is neither built nor read."""
@@ -355,52 +308,52 @@ class Checkpoint:
 
     def load_autoencoder(self) -> Any:
         """In float32 as in the makers' own code, and never quantized: it is small; bfloat16 leaves bands in skies."""
-        part = self.take("autoencoder")
-        return load_weights(part.module, part.weights, mx.float32)
+        return load_weights(*self.take("autoencoder"), mx.float32)
 
     def _load(self, part: str, lazy: bool) -> Any:
-        module, weights, wide = self.take(part)
-        keep = self.quant_spec is not None or self.nbytes(part) >= SMALL_PART_BYTES
-        load_weights(module, weights, self.dtype, keep)
+        module, weights = self.take(part)
+        is_large = self.nbytes(part) >= SMALL_PART_BYTES
+        load_weights(module, weights, self.dtype, keep_narrow=is_large or self.quant_spec is not None)
         del weights  # so that a matrix is forgotten once it is quantized
         if self.quant_spec:
             return quantize_module(module, self.quant_spec, self.dtype, lazy)
-        if wide and not lazy:
+        if self._is_wide(part) and not lazy:
             for parameter in tree_flatten(module.parameters()):
                 mx.eval(parameter[1])  # cast one after the other: never all of them in two widths
         return module
 
     def weights(self, part: str) -> Weights:
         """What belongs into a part, under our names, as stored and not yet read."""
-        if part not in self._matched:
-            self._matched[part] = self._match(part)
-        return self._matched[part].weights
+        if part not in self._opened:
+            self._opened[part] = self._match(part)
+        return self._opened[part][1]
 
-    def take(self, part: str) -> Matched:
-        """What opening has matched, for one load; matched anew for another."""
-        return self._matched.pop(part, None) or self._match(part)
+    def take(self, part: str) -> tuple[nn.Module, Weights]:
+        """A part without its weights, and those that belong into it: matched when opened, and anew after that."""
+        return self._opened.pop(part, None) or self._match(part)
 
-    def _match(self, part: str) -> Matched:
-        """A part and its weights. Raises UserError if a tensor has no place, or a place no tensor."""
-        family = family_of(self.configs.transformer)
+    def _match(self, part: str) -> tuple[nn.Module, Weights]:
+        """A part and its weights, not yet read. Raises UserError if a tensor has no place, or a place no tensor."""
         cfg = getattr(self.configs, part)
+        family = family_of(self.configs.transformer)
         form = family.parts[part].of(cfg)
         files = self.files[part]
         check_packing(files.path, files.tensors)
         everything, metadata = files.load()
-        names = own_names(part, everything, family)
-        tensors = {own: everything[name] for name, own in names.items()}
+        tensors = {own: everything[name] for name, own in own_names(part, everything, family).items()}
         arrays: Weights = dict(tensors)
-        wide = False
         if part != "autoencoder":
             arrays = assemble(tensors, metadata, read_quant_specs(files.path))
-            if files.nbytes >= SMALL_PART_BYTES:
-                narrowed = {name: narrow(w) for name, w in arrays.items()}
-                wide = any(narrowed[name] is not w for name, w in arrays.items())
-                arrays = narrowed
+            if self._is_wide(part):
+                arrays = {name: narrow(w) for name, w in arrays.items()}
         arrays = {own: w for own, w in arrays.items() if form.is_used(cfg, own)}
         module = (form.build or form.network)(cfg)
-        return Matched(module, match_weights(module, arrays, form.names), wide)
+        return module, match_weights(module, arrays, form.names)
+
+    def _is_wide(self, part: str) -> bool:
+        """Whether a large part has matrices in float32, which are narrowed."""
+        matrices = [tensor for tensor in self.files[part].tensors.values() if len(tensor["shape"]) == 2]
+        return self.nbytes(part) >= SMALL_PART_BYTES and any(tensor["dtype"] == "F32" for tensor in matrices)
 
     def nbytes(self, part: str) -> int:
         return self.files[part].nbytes
@@ -425,11 +378,11 @@ def open_checkpoint(
     check_parts(folder.path, configs, tokenizer)
     if dtype == mx.float16 and not family_of(configs.transformer).float16:
         raise UserError(f"The numbers in {name} grow beyond float16's: take mx.bfloat16 or mx.float32 as dtype.")
-    file = paths["transformer"] if paths["transformer"].is_file() else name_of_variant(folder)
-    info = read_model_info(str(name), folder, file, configs)
+    file = paths["transformer"]
+    info = read_model_info(str(name), folder, file.name if file.is_file() else name_of_variant(folder), configs)
     chosen = {part: str(place) for part, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
     checkpoint = Checkpoint(info, configs, folder, files, dtype, spec, chosen=chosen or None)
-    checkpoint._tokenizers.append(tokenizer)
+    checkpoint._opened["tokenizer"] = tokenizer
     weights = [w for part in PARTS for w in checkpoint.weights(part).values()]  # every tensor has its place
     quantized = next((w.spec for w in weights if isinstance(w, QuantizedMatrix) and w.spec.mode != "fp8"), None)
     if quantized and spec:
@@ -443,18 +396,18 @@ def read_parts(folder: ModelFolder, paths: dict[str, Path]) -> tuple[Configs, di
     files: dict[str, WeightFiles] = {}
     family: Family | None = None
     for part, path in paths.items():
-        if path.is_file():
-            files[part] = open_weights(path)
-            configs[part] = infer_config(part, files[part], family)
-        elif isinstance(folder, MlxFolder) and path == folder.part(part):
-            spec = read_quant_specs(path).get("")
-            files[part] = MlxFiles(path, open_weights(path).shards, folder.layout, spec.group if spec else GROUP)
-            if part == "text_encoder" and (path / "config.json").exists():
-                configs[part] = read_config(part, path, folder.index, family)
-            else:
-                configs[part] = infer_config(part, files[part], family, infer_text_encoder)
-        else:
+        saved_by_mlx = isinstance(folder, MlxFolder) and path == folder.part(part) and not path.is_file()
+        text_config = part == "text_encoder" and (path / "config.json").exists()
+        from_shapes = path.is_file() or (saved_by_mlx and not text_config)
+        if not from_shapes:
             configs[part] = read_config(part, path, folder.index, family)
+        if saved_by_mlx:
+            spec = read_quant_specs(path).get("")
+            files[part] = open_mlx_files(path, spec.group if spec else GROUP)
+        else:
+            files[part] = open_weights(path)
+        if from_shapes:
+            configs[part] = infer_config(part, files[part], family, infer_text_encoder if saved_by_mlx else None)
         if family is None:
             family = family_of(configs[part])
             other = family_of_index(folder.index)
@@ -463,5 +416,4 @@ def read_parts(folder: ModelFolder, paths: dict[str, Path]) -> tuple[Configs, di
                     f"{path} is a transformer of {family.title}, and {folder.path} has the parts of {other.title}: "
                     f"take all from one model, for example parts={family.example!r}."
                 )
-    files |= {part: open_weights(path) for part, path in paths.items() if part not in files}
     return Configs(**configs), files

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors import UserError, printable
 from .families import FAMILIES, KLEIN, Family, PartFormat, Shapes, family_of_config, family_of_tensors, find_prefix
-from .families.taef2 import LAYER, is_taef2, own_name
-from .fields import Field, check_words
+from .families.taef2 import LAYER, own_name
+from .fields import check_words
 from .files import ModelFolder, WeightFiles, find_index, read_json
 from .formats import check_packing
 from .mlx_folders import find_mlx_folder
@@ -24,22 +24,14 @@ RELEASED_CONFIGS = {size: configs for family in FAMILIES for size, configs in fa
 
 # ---------------------------------------------------------------- the index
 
-IS_DISTILLED = Field("is_distilled", bool)
-SAMPLE_SIZE = Field("sample_size", int, 16, 2**16)  # in the autoencoder's config: the default side in pixels
-SHARES = ".."  # `"shares": ".."` in an index: what is not in this folder is in the one above
-
 
 def open_folder(path: Path) -> ModelFolder:
-    """A model's folder, with its index, checked as far as we use it. Raises MissingFileError or UserError."""
+    """A model's folder, with its index. Raises MissingFileError or UserError."""
     file = find_index(path)
     if not file.exists() and (saved := find_mlx_folder(path)):
         return saved
     index = read_json(file)
     check_supported(file, index)
-    if "is_distilled" in index:
-        IS_DISTILLED.check(file, index["is_distilled"])
-    if index.get("shares", SHARES) != SHARES:
-        raise UserError(f'{file} says that the model shares parts with another, and only "{SHARES}" can be shared.')
     return ModelFolder(path, index)
 
 
@@ -70,14 +62,11 @@ def find_other_model(values: dict[str, Any]) -> str | None:
     """The name of another model whose index, config or header this is; None if it may be one of ours."""
     if values.get("joint_attention_dim") == 15360 or values.get("num_single_layers") == 48:
         return "FLUX.2 [dev]"
-    if values and all(LAYER.fullmatch(name.removeprefix("taesd_")) for name in values):
-        return 'a tiny autoencoder for previews, of which only TAEF2 serves, as parts={"vae": "taef2"}'
     for model, names in DISTINCTIVE_NAMES.items():
         if any(word.endswith(names) for word in values):
             return model
-    architectures = values.get("architectures")
-    for name in (values.get("_class_name"), *(architectures if isinstance(architectures, list) else ())):
-        if not isinstance(name, str) or (name == "AutoencoderKL" and "scaling_factor" in values):  # FLUX.1's, Z-Image's
+    for name in (values.get("_class_name"), *(values.get("architectures") or ())):
+        if name is None or (name == "AutoencoderKL" and "scaling_factor" in values):  # FLUX.1's, Z-Image's
             continue
         if name in OTHER_CLASSES:
             return OTHER_CLASSES[name]
@@ -129,9 +118,7 @@ def read_config(part: str, path: Path, index: dict[str, Any] | None = None, fami
     Raises MissingFileError or UserError.
     """
     path = path / "config.json"
-    values = read_json(path)
-    check_supported(path, values)
-    return parse_config(part, values, index, path=path, family=family)
+    return parse_config(part, read_json(path), index, path=path, family=family)
 
 
 def parse_config(
@@ -139,6 +126,7 @@ def parse_config(
     family: Family | None = None,
 ) -> Any:  # fmt: skip
     """The numbers of one part from what its config.json says, checked. Raises UserError about `path`."""
+    check_supported(path, values)
     if family is None:
         family = family_of_config(values) if part == "transformer" else KLEIN
     form = family.parts[part]
@@ -155,8 +143,7 @@ def infer_config(
     path = weights.path
     check_packing(path, weights.tensors)
     tensors = {own: weights.tensors[name] for name, own in own_names(part, weights.tensors, family).items()}
-    if part != "autoencoder" or not is_taef2(tensors):
-        check_supported(path, tensors)
+    check_supported(path, tensors)
     if family is None:
         family = family_of_tensors(tensors) if part == "transformer" else KLEIN
     form = family.parts[part]
@@ -169,10 +156,8 @@ def infer_config(
             shapes[name][-1] *= 2  # two weights in a byte
     try:
         cfg = infer(shapes)
-    except KeyError as e:
-        raise UserError(f"{path} says nothing about {e}: is this another kind of model?") from None
-    except (IndexError, ValueError, ZeroDivisionError):
-        raise UserError(f"{path} has other shapes than {family.title}: is this another kind of model?") from None
+    except (LookupError, ValueError, ZeroDivisionError) as e:
+        raise UserError(f"{path} has not the tensors of {family.title} ({e}): is this another kind of model?") from None
     check_config(path, cfg, form.of(cfg))
     return cfg
 

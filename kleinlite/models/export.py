@@ -16,48 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_flatten
 from tqdm.auto import tqdm
 
-from ..checkpoints import find_conversion, rename
 from ..errors import ExistingFileError, UserError
 from ..files import check_disk_space, lock, write_json
 from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec, quantize_matrix
 from .checkpoint import Checkpoint, PartsArgument, open_checkpoint
-from .families.family import Rules
 from .files import INDEX, list_files, read_json
 from .mlx_folders import MlxFolder
 from .quantize import plain_matrix, should_quantize
 
 DIFFUSERS_STEM = "diffusion_pytorch_model"  # how diffusers calls a part's weights
-
-
-def to_released(module: nn.Module, rules: Rules, dtype: mx.Dtype) -> dict[str, mx.array]:
-    """A module's weights under the released folder's names and in its layout: the way back from chapter 8's `match`."""
-    arrays: dict[str, mx.array] = {}
-    parameters: dict[str, mx.array] = dict(tree_flatten(module.parameters()))
-    for name, w in parameters.items():
-        w = w.astype(dtype).transpose(0, 3, 1, 2) if w.ndim == 4 else w.astype(dtype)
-        names = rename(name, rules)
-        conversion = find_conversion(name, rules)
-        if conversion:  # each of them is its own way back
-            w = conversion(w)
-        arrays.update(zip(names, mx.split(w, len(names))))
-    return arrays
+DRAFT = ".partial"
+DTYPES = {
+    mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint8: "U8", mx.uint32: "U32", mx.int64: "I64",
+}  # fmt: skip
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """A part's config.json, in its folder, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-
-
-# ---------------------------------------------------------------- a quantized copy
-
-DTYPES = {
-    mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint8: "U8", mx.uint32: "U32", mx.int64: "I64",
-}  # fmt: skip
 
 
 def write_safetensors(path: Path, arrays: dict[str, mx.array], done: Callable[[], None]) -> None:
@@ -130,9 +109,6 @@ def quantize_model(
         os.replace(folder, out)
 
 
-DRAFT = ".partial"
-
-
 def quantized_bytes(checkpoint: Checkpoint) -> int:
     weights = [w for part in ("transformer", "text_encoder") for w in checkpoint.weights(part).values()]
     return int(sum(math.prod(w.shape) for w in weights) * checkpoint.bits[0] / 8)
@@ -178,7 +154,8 @@ def write_copy(folder: Path, checkpoint: Checkpoint, spec: QuantSpec, bar: tqdm)
         "transformer": (DIFFUSERS_STEM, parts["transformer"].format(configs.transformer)),
     }
     for part, (stem, config) in quantized.items():
-        arrays = quantize_weights(checkpoint.take(part).weights, spec)
+        _, weights = checkpoint.take(part)
+        arrays = quantize_weights(weights, spec)
         bar.total += len(arrays)
         config |= {"quantization": {"group_size": spec.group, "bits": spec.bits, "mode": spec.mode}}
         write_config(folder / part, config)

@@ -32,29 +32,23 @@ class Field(NamedTuple):
     high: float = 1
     length: tuple[int, int] | None = None  # at least and at most, of a list
 
-    def check(self, path: Path, value: object) -> None:
-        items = [value]
-        right = True
-        if self.length:
-            items = list(value) if isinstance(value, list | tuple) else []
-            right = self.length[0] <= len(items) <= self.length[1]
-        if not right or not all(map(self._fits, items)):
+    def check(self, path: Path, value: Any) -> None:
+        items = value if isinstance(value, list | tuple) else [value]
+        least, most = self.length or (1, 1)
+        right = isinstance(value, list | tuple) == (self.length is not None) and least <= len(items) <= most
+        types = (int, float) if self.kind is float else (self.kind,)
+        if not right or not all(type(item) in types and self.low <= item <= self.high for item in items):
             raise UserError(
                 f"{path} says that {self.name} is {clip(repr(value))}, and it must be {self.allowed}: is this another "
                 "kind of model?"
             )
 
-    def _fits(self, value: Any) -> bool:
-        types = (int, float) if self.kind is float else (self.kind,)
-        return type(value) in types and self.low <= value <= self.high
-
     @property
     def allowed(self) -> str:
-        whole = f"a whole number from {self.low:,} to {self.high:,}"
-        one = {int: whole, float: f"a number from {self.low:g} to {self.high:g}", bool: "true or false"}[self.kind]
-        if self.length is None:
-            return one
-        return f"a list of {' to '.join(str(n) for n in dict.fromkeys(self.length))}, each {one}"
+        one = {int: "a whole number", float: "a number", bool: "true or false"}[self.kind]
+        if self.kind is not bool:
+            one += f" from {self.low:,} to {self.high:,}"
+        return f"a list of {self.length[0]} to {self.length[1]}, each {one}" if self.length else one
 
 
 Fields = dict[str, Field]  # by the names of the dataclass

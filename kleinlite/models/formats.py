@@ -2,7 +2,7 @@
 
 Codes and scales come as tensors of their own (`x.weight`, `x.weight_scale`, …). `assemble` puts together what belongs
 to one matrix, in MLX's order, as a `QuantizedMatrix` of chapter 7; `load_weights` gives a module its
-weights, quantized or not. A matrix whose codes and scales are not of its kind's types and shapes is refused.
+weights, quantized or not.
 The kind of each layer follows from its tensors, never from a list: in FP8 files some layers are bfloat16, and which
 ones differs from file to file.
 """
@@ -20,6 +20,7 @@ from ..errors import UserError, clip
 from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
 from .quantize import quantized_layer
 
+NOTHING: Mapping[str, Any] = {}
 GROUP = 64  # weights that share a scale, where mflux has quantized
 IGNORED = (".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")  # about activations, or for other programs
 
@@ -35,12 +36,10 @@ def check_packing(path: Path, tensors: Mapping[str, Any]) -> None:
     """Refuse weights in few bits as other programs write them, by their name. tensors: a header's. Raises UserError."""
     found = next((title for end, title in PACKINGS.items() if any(name.endswith(end) for name in tensors)), None)
     coded = [name for name, tensor in tensors.items() if name.endswith(".weight") and tensor["dtype"] in ("I8", "U8")]
-    if not found and any(f"{name.removesuffix('.weight')}.scale" in tensors for name in coded):
+    if any(f"{name.removesuffix('.weight')}.scale" in tensors for name in coded):
         found = "SDNQ"
-    if not found and any(tensors[name]["dtype"] == "I8" for name in coded):
-        found = "int8"
-    if found:
-        refuse_packing(path, found)
+    if found or any(tensors[name]["dtype"] == "I8" for name in coded):
+        refuse_packing(path, found or "int8")
 
 
 def refuse_packing(what: object, packing: str) -> NoReturn:
@@ -49,7 +48,7 @@ def refuse_packing(what: object, packing: str) -> NoReturn:
     )
 
 
-def read_comfy_words(arrays: dict[str, mx.array], metadata: dict[str, str]) -> dict[str, Any]:
+def read_comfy_words(arrays: dict[str, mx.array], metadata: Mapping[str, str]) -> dict[str, Any]:
     """How a file says that its layers are packed, by layer, in tensors or in the header. Raises UserError."""
     words = json.loads(metadata.get("_quantization_metadata", "{}")).get("layers", {})
     for name, w in arrays.items():
@@ -94,41 +93,33 @@ def load_weights(
 
 
 def assemble(
-    arrays: dict[str, mx.array], metadata: dict[str, str] | None = None, mlx: dict[str, QuantSpec] | None = None
+    arrays: dict[str, mx.array], metadata: Mapping[str, str] = NOTHING, mlx: Mapping[str, QuantSpec] = NOTHING
 ) -> dict[str, mx.array | QuantizedMatrix]:
     """Codes and scales → quantized matrices under the name of the weight; everything else as it is.
 
     metadata: the file's. mlx: how matrices with `.scales` are quantized, from the part's config.json: by layer, and
     under "" all others.
     """
-    said = read_comfy_words(arrays, metadata or {})
+    said = read_comfy_words(arrays, metadata)
     arrays = {name.replace(".scale_weight", ".weight_scale"): w for name, w in arrays.items()}
     arrays = {name: w for name, w in arrays.items() if not name.endswith(IGNORED)}
     matrices: dict[str, QuantizedMatrix] = {}
-    swizzled = any(name.endswith(".weight_scale_2") for name in arrays) and is_swizzled(arrays, metadata or {})
-    scaled_twice = any(name.endswith(".global_scale") for name in arrays)
+    swizzled = any(name.endswith(".weight_scale_2") for name in arrays) and is_swizzled(arrays, metadata)
     for name in [name for name in arrays if name.endswith(".weight")]:
         layer = name.removesuffix(".weight")
         codes = arrays[name]
         if f"{layer}.scales" in arrays:
             kinds = [k for k in ("weight", "scales", "biases", "global_scale") if f"{layer}.{k}" in arrays]
             tensors = {k: arrays.pop(f"{layer}.{k}") for k in kinds}
-            spec = (mlx or {}).get(layer, (mlx or {}).get(""))
-            if (metadata or {}).get("format") == "gguf":
-                spec = affine_spec(codes, tensors["scales"], 32)
-            elif spec is None and "quantization_level" in (metadata or {}):  # mflux has no config.json
-                spec = affine_spec(codes, tensors["scales"], GROUP)
-            if spec is None:
-                raise UserError(
-                    f"{clip(name)} is quantized and config.json does not say how (quantization): a file is missing."
-                )
-            check_quantized(name, tensors, spec, scaled_twice)
+            spec = mlx.get(layer) or mlx.get("")
+            if spec is None:  # GGUF and mflux have no config.json
+                spec = affine_spec(codes, tensors["scales"], 32 if metadata.get("format") == "gguf" else GROUP)
             matrices[name] = QuantizedMatrix(tensors, spec)
         elif codes.dtype == mx.uint8:
             if layer in said and f"{layer}.weight_scale" not in arrays:
-                refuse_quantized(name, "scales")
+                refuse_scales(name)
             scale = arrays.pop(f"{layer}.weight_scale", mx.array(1.0))
-            second = arrays.pop(f"{layer}.weight_scale_2", None)
+            second = arrays.pop(f"{layer}.weight_scale_2", mx.array(1.0))
             if scale.dtype == mx.uint8:
                 matrices[name] = from_nvfp4(name, codes, scale, second, swizzled)
             elif codes.ndim == 2:
@@ -140,30 +131,11 @@ def assemble(
     return plain | matrices
 
 
-def refuse_quantized(name: str, what: str) -> NoReturn:
-    """Raises UserError about a matrix of which `what` is not as its format has it."""
+def refuse_scales(name: str) -> NoReturn:
     raise UserError(
-        f"{clip(name)} is quantized, and its {what} do not fit (missing, or of another type or shape): download it "
+        f"{clip(name)} is quantized, and its scales do not fit (missing, or of another type or shape): download it "
         "again, or take the bfloat16 file."
     )
-
-
-def check_quantized(name: str, tensors: dict[str, mx.array], spec: QuantSpec, scaled_twice: bool) -> None:
-    """Refuse codes and scales that do not belong to each other. Raises UserError.
-
-    scaled_twice: whether the file has a second scale for its NVFP4 matrices; those of MLX's own tools have none.
-    """
-    rows, words = tensors["weight"].shape if tensors["weight"].ndim == 2 else (0, 0)
-    per_group = (rows, words * 32 // spec.bits // spec.group)
-    expected = {"weight": (rows, words), "scales": per_group}
-    if spec.mode == "affine":
-        expected["biases"] = per_group
-    if spec.mode == "nvfp4" and scaled_twice:
-        expected["global_scale"] = (rows, 1)
-    shapes = {kind: tensor.shape for kind, tensor in tensors.items()}
-    wrong = [kind for kind in sorted(shapes | expected) if shapes.get(kind) != expected.get(kind)]
-    if wrong:
-        refuse_quantized(name, " and ".join(wrong))
 
 
 def affine_spec(codes: mx.array, scales: mx.array, group: int) -> QuantSpec:
@@ -177,26 +149,23 @@ def affine_spec(codes: mx.array, scales: mx.array, group: int) -> QuantSpec:
 def scale_per_row(name: str, scale: mx.array, rows: int) -> mx.array:
     """One number for a matrix, or one per row → (rows, 1), float32. Raises UserError."""
     if scale.size not in (1, rows):
-        refuse_quantized(name, "scales")
+        refuse_scales(name)
     return mx.broadcast_to(scale.astype(mx.float32).reshape(-1, 1), (rows, 1))
 
 
 # ---------------------------------------------------------------- NVFP4, in two layouts
 
 
-def from_nvfp4(
-    name: str, codes: mx.array, scales: mx.array, second: mx.array | None, swizzled: bool
-) -> QuantizedMatrix:
+def from_nvfp4(name: str, codes: mx.array, scales: mx.array, second: mx.array, swizzled: bool) -> QuantizedMatrix:
     """An NVFP4 matrix of either layout, in MLX's order, which ModelOpt's has already. Raises UserError."""
     rows, width = codes.shape
     columns = width // 8
     size = -(-rows // 128) * 128 * -(-columns // 4) * 4
     if scales.size != size if swizzled else scales.shape != (rows, columns):
-        refuse_quantized(name, "scales")
+        refuse_scales(name)
     if swizzled:
         codes = swap_nibbles(codes)
         scales = mx.contiguous(unswizzle(scales, rows, columns))
-    second = mx.array(1.0) if second is None else second
     tensors = {"weight": codes.view(mx.uint32), "scales": scales, "global_scale": scale_per_row(name, second, rows)}
     return QuantizedMatrix(tensors, QUANT_SPECS["nvfp4"])
 
@@ -213,7 +182,7 @@ def unswizzle(scales: mx.array, rows: int, columns: int) -> mx.array:
     return tiles.transpose(0, 3, 2, 1, 4).reshape(-1, 4 * across)[:rows, :columns]
 
 
-def is_swizzled(arrays: dict[str, mx.array], metadata: dict[str, str]) -> bool:
+def is_swizzled(arrays: dict[str, mx.array], metadata: Mapping[str, str]) -> bool:
     """Does a file with NVFP4 matrices have Comfy's layout, not ModelOpt's?
 
     Its metadata may say, or the shape (padded to whole tiles). Else the layout wins in which rows and columns of the

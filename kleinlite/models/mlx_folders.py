@@ -1,7 +1,7 @@
 """Folders that other MLX programs have saved, mostly in few bits: mflux and mlx-gen, and flux3-mlx.
 
-They have no model_index.json, and few configs or none. A `Layout` says what stands in its place; the numbers follow
-from shapes, and whether an mflux model is distilled from what its record or its folder is called.
+They have no model_index.json, and few configs or none. The numbers follow from shapes, and whether an mflux model is
+distilled from what its record or its folder is called.
 """
 
 import re
@@ -18,62 +18,31 @@ from .families import Shapes
 from .families.klein import read_file_name
 from .families.qwen3 import IMPLIED, OUT_LAYERS
 from .files import ModelFolder, WeightFiles, list_files, open_weight_file, open_weights, read_json
-from .formats import GROUP, assemble
+from .formats import assemble
+
+MFLUX = {"_class_name": "Flux2KleinPipeline"}  # what its model_index.json would say
+FLUX3_MLX = {"_class_name": "Flux3KleinPipeline"}
+RENAMED = {  # mflux's names → as the released folders have them; flux3-mlx has the authors'
+    r"^time_guidance_embed\.": "time_guidance_embed.timestep_embedder.",
+    r"^(transformer_blocks.*|.*attentions.*)\.to_out\.": r"\1.to_out.0.",
+}
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How a program lays out the folder of a model."""
-
-    index: dict[str, Any]  # what model_index.json would say
-    names: dict[str, str]  # regular expression of its tensors' names → as the released folders have it
-    autoencoder: str = ""  # its file in vae/, if it is the makers'
-
-
-MFLUX = Layout(
-    index={"_class_name": "Flux2KleinPipeline"},
-    names={
-        r"^time_guidance_embed\.": "time_guidance_embed.timestep_embedder.",
-        r"^(transformer_blocks.*|.*attentions.*)\.to_out\.": r"\1.to_out.0.",
-    },
-)
-FLUX3_MLX = Layout(
-    index={"_class_name": "Flux3KleinPipeline"},
-    names={},  # they are the authors', as ours
-    autoencoder="ae.safetensors",
-)
+def released_name(name: str) -> str:
+    for pattern, theirs in RENAMED.items():
+        name = re.sub(pattern, theirs, name)
+    return name
 
 
 @dataclass(frozen=True)
 class MlxFiles(WeightFiles):
-    """A part's files as the released folder would have them."""
-
-    layout: Layout
-    group: int = GROUP  # weights that share a scale
-
-    def _rename(self, name: str) -> str:
-        for pattern, ours in self.layout.names.items():
-            name = re.sub(pattern, ours, name)
-        return name
-
-    @property
-    def tensors(self) -> dict[str, dict[str, Any]]:
-        """Name → dtype and shape: of a packed matrix, the shape that it stands for."""
-        theirs = super().tensors
-        ours = {}
-        for name, tensor in theirs.items():
-            scales = theirs.get(re.sub(r"\.weight$", ".scales", name))
-            if scales and tensor is not scales:
-                *rows, groups = scales["shape"]
-                tensor = tensor | {"shape": [*rows, groups * self.group]}
-            ours[self._rename(name)] = tensor
-        return ours
+    """A part's files, their tensors under the names of the released folder."""
 
     def load(self) -> tuple[dict[str, mx.array], dict[str, str]]:
         """The arrays, convolutions channels first; the few matrices of an autoencoder decoded, as it is not packed."""
         arrays, metadata = super().load()
         ours = {
-            self._rename(name): w.transpose(0, 3, 1, 2) if w.ndim == 4 else w
+            released_name(name): w.transpose(0, 3, 1, 2) if w.ndim == 4 else w
             for name, w in arrays.items()
             if name != "rotary_emb.inv_freq"  # computed
         }
@@ -83,22 +52,34 @@ class MlxFiles(WeightFiles):
         return ours, metadata
 
 
+def open_mlx_files(path: Path, group: int) -> MlxFiles:
+    """A part's files. Of a packed matrix the shape that it stands for; group: weights that share a scale."""
+    files = open_weights(path)
+    tensors: dict[str, dict[str, Any]] = {}
+    for name, tensor in files.tensors.items():
+        scales = files.tensors.get(re.sub(r"\.weight$", ".scales", name))
+        if scales and tensor is not scales:
+            *rows, groups = scales["shape"]
+            tensor = tensor | {"shape": [*rows, groups * group]}
+        tensors[released_name(name)] = tensor
+    return MlxFiles(path, files.files, tensors)
+
+
 @dataclass(frozen=True)
 class MlxFolder(ModelFolder):
     """Such a folder, with the index that it would have."""
 
-    layout: Layout
-
     def part(self, name: str) -> Path:
         path = super().part(name)
-        return path / self.layout.autoencoder if name == "autoencoder" else path
+        makers = path / "ae.safetensors"  # as flux3-mlx has it
+        return makers if makers.exists() else path
 
 
 def find_mlx_folder(path: Path) -> MlxFolder | None:
     """A folder of one of these programs, None if it is not. Raises UserError for a model that is not read from such."""
     config = path / "config.json"
     if config.exists() and read_json(config).get("format") == "flux3-mlx":
-        return MlxFolder(path, FLUX3_MLX.index, FLUX3_MLX)
+        return MlxFolder(path, FLUX3_MLX)
     files = list_files(path / "transformer", "*.safetensors")
     if not files or "quantization_level" not in open_weight_file(files[0]).load()[1]:
         return None
@@ -107,12 +88,12 @@ def find_mlx_folder(path: Path) -> MlxFolder | None:
             f"{path} was saved by mflux or mlx-gen and is no FLUX.2 [klein], the one model that kleinlite reads from "
             "such a folder: take the released model, see `kleinlite models`."
         )
-    return MlxFolder(path, MFLUX.index, MFLUX)
+    return MlxFolder(path, MFLUX)
 
 
-def name_of_variant(folder: ModelFolder) -> Path | None:
+def name_of_variant(folder: ModelFolder) -> str | None:
     """What tells whether a model saved by mflux is distilled: its record, or the folder's name. Raises UserError."""
-    if not isinstance(folder, MlxFolder) or folder.layout is not MFLUX:
+    if not isinstance(folder, MlxFolder) or folder.index != MFLUX:
         return None
     path = folder.path.absolute()
     file = path / "mflux_model.json"  # in folders of newer versions
@@ -124,7 +105,7 @@ def name_of_variant(folder: ModelFolder) -> Path | None:
             f"{folder.path} was saved by mflux or mlx-gen, whose files do not say whether the model is distilled: let "
             "the folder's name say it, such as klein-4b-q4 or klein-base-4b-q4."
         )
-    return Path(name)
+    return name
 
 
 def infer_text_encoder(shapes: Shapes) -> TextEncoderConfig:

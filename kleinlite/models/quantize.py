@@ -10,7 +10,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..errors import UserError
 from ..quantization import UNQUANTIZED, QuantizedLinear, QuantizedMatrix, QuantSpec, quantize_matrix
 
 
@@ -33,8 +32,6 @@ def quantized_layer(layer: nn.Module, quantized: QuantizedMatrix, dtype: mx.Dtyp
 
 def join(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
     """Matrices of the same width and format, one below the other."""
-    if len({(p.spec, *p.tensors, p.shape[1]) for p in parts}) > 1:
-        raise UserError("Matrices that are quantized in different ways cannot be joined.")
     return QuantizedMatrix({k: mx.concatenate([p.tensors[k] for p in parts]) for k in parts[0].tensors}, parts[0].spec)
 
 

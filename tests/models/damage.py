@@ -106,7 +106,7 @@ def weights_are_read_as_written_or_refused(path: Path) -> bool:
     return True
 
 
-# ---------------------------------------------------------------- adapters, packed matrices, GGUF
+# ---------------------------------------------------------------- adapters
 
 DEEP = "[" * 100_000 + "]" * 100_000
 ODD_WORDS = [DEEP, "", "{", "[]", '{"lora_alpha": 1' + 400 * "0" + "}", "x" * 300_000, "\x1b[2J" * 100]
@@ -147,17 +147,3 @@ def damage_tensor(arrays: dict[str, mx.array], rng: random.Random) -> dict[str, 
     if kind == 6:
         return arrays | {name: mx.full(w.shape, rng.choice([0, 1, 255, float("nan"), 3e38])).astype(w.dtype)}
     return arrays | {name: mx.zeros(rng.choice([(), (0,), (0, 3), (1,), (3, 3), (2**16, 1)])).astype(w.dtype)}
-
-
-def damage_gguf(data: bytes, rng: random.Random) -> bytes:
-    """A GGUF file of one tensor, cut, or with some byte or number of its header another."""
-    end = data.index(b"x.weight") + 8 + 4 + 16 + 4 + 8  # of its header: name, axes, shape, kind, place
-    kind = rng.randrange(3)
-    if kind == 0:
-        return data[: rng.randrange(len(data))]
-    if kind == 1:
-        place = rng.randrange(end)
-        return data[:place] + bytes([rng.randrange(256)]) + data[place + 1 :]
-    place = rng.choice([8, 16, end - 8, end - 12, end - 20, end - 28, end - 32])
-    number = rng.choice([0, 1, 32, 257, 10**6, 2**31, 2**40, 2**63, 2**64 - 32, 2**64 - 1])
-    return data[:place] + struct.pack("<Q", number) + data[place + 8 :]

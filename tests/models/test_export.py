@@ -81,16 +81,6 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_copy_without_its_packing(tmp_path):
-    export.quantize_model("nano", tmp_path / "q", 4, progress=False)
-    path = tmp_path / "q" / "transformer" / "config.json"
-    config = json.loads(path.read_text())
-    del config["quantization"]
-    path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="is quantized and config.json does not say how"):
-        open_checkpoint(tmp_path / "q", dtype=mx.float32)
-
-
 @CPU
 def test_a_copy_needs_little_memory(tmp_path):
     mx.clear_cache()

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -66,9 +65,8 @@ def test_shards_are_plain_names(model, told, where):
     told("index.json names no files beside it")
 
 
-@pytest.mark.parametrize("weight_map", [None, [], {}, "x", 1])
-def test_an_index_of_another_shape(model, told, weight_map):
-    (model / f"{VAE}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+def test_an_index_that_names_nothing(model, told):
+    (model / f"{VAE}.index.json").write_text("{}")
     told("index.json names no files beside it")
 
 
@@ -139,12 +137,6 @@ def test_a_tensor_in_two_files(model, told):
     told(names[8], first, second)
 
 
-def test_two_indexes(model, told):
-    for name in ("a", "b"):
-        (model / "vae" / f"{name}.safetensors.index.json").write_text('{"weight_map": {"x": "x.safetensors"}}')
-    told("a.safetensors.index.json and b.safetensors.index.json both say")
-
-
 def test_what_a_mac_writes_beside_files(model, caplog):
     """On a disk that is not its own: ._x beside x, 4 kB that begin with 00 05 16 07."""
     for path in [path for path in model.rglob("*") if path.is_file()]:
@@ -191,55 +183,6 @@ def test_words_of_a_file_are_escaped(tmp_path):
 # ---------------------------------------------------------------- packed matrices
 
 
-@pytest.fixture(scope="module")
-def copies(tmp_path_factory) -> dict[int | str, Path]:
-    """nano in four packings."""
-    folder = tmp_path_factory.mktemp("copies")
-    for mode in (4, "mxfp4", "mxfp8", "nvfp4"):
-        quantize_model("nano", folder / str(mode), mode, progress=False)
-    return {mode: folder / str(mode) for mode in (4, "mxfp4", "mxfp8", "nvfp4")}
-
-
-def without(arrays: dict, name: str) -> dict:
-    return {key: w for key, w in arrays.items() if key != name}
-
-
-def other_tensor(arrays: dict, name: str, change: Callable[[mx.array], mx.array]) -> dict:
-    return arrays | {name: mx.contiguous(change(arrays[name]))}
-
-
-ANY = (4, "mxfp4", "mxfp8", "nvfp4")
-PACKED = [  # packings, the tensor that is wrong, what it is in place of a part's tensors, what is said of it
-    (ANY, "scales", lambda w: w[:, :-1], "scales"),
-    (ANY, "scales", lambda w: w[:-1], "scales"),
-    (ANY, "scales", lambda w: mx.concatenate([w, w], axis=1), "scales"),
-    ((4,), "biases", lambda w: w[:, :-1], "biases"),
-    ((4,), "biases", None, "biases"),
-    (("nvfp4",), "global_scale", lambda w: w[0], "global_scale"),
-    (("nvfp4",), "global_scale", None, "global_scale"),
-]
-
-
-@pytest.mark.parametrize("part", ["transformer", "text_encoder"])
-@pytest.mark.parametrize("mode, kind, change, what", [(mode, *case) for modes, *case in PACKED for mode in modes])
-def test_packed_matrices_of_the_wrong_form(copies, model, tmp_path, part, mode, kind, change, what):
-    """Shape, and what must be there: what belongs to a matrix is judged before it is read."""
-    spoil(copies[mode], tmp_path / "q", part, lambda arrays, layer: (
-        other_tensor(arrays, f"{layer}.{kind}", change) if change else without(arrays, f"{layer}.{kind}")
-    ))  # fmt: skip
-    is_refused(tmp_path / "q", f"is quantized, and its {what} do not fit")
-
-
-def spoil(source: Path, folder: Path, part: str, change: Callable[[dict, str], dict]) -> None:
-    """A copy of a model, of which one matrix has other tensors. change: all tensors and the matrix → all tensors."""
-    shutil.copytree(source, folder)
-    [path] = open_weights(folder / part).files
-    arrays = mx.load(str(path))
-    mx.eval(arrays)
-    layer = next(name for name in sorted(arrays) if name.endswith(".scales")).removesuffix(".scales")
-    mx.save_safetensors(str(path), change(arrays, layer), {"format": "mlx"})
-
-
 def is_refused(folder: Path, *words: str) -> None:
     with pytest.raises(UserError) as error:
         open_checkpoint(folder, dtype=mx.float32)
@@ -247,20 +190,9 @@ def is_refused(folder: Path, *words: str) -> None:
     assert one_sentence(error.value) and len(said) < 300 and all(word in said for word in words), said
 
 
-@pytest.mark.parametrize(
-    "mode, kind", [("mxfp4", "biases"), ("mxfp8", "global_scale"), ("nvfp4", "biases"), (4, "global_scale")]
-)
-def test_packed_matrices_with_a_tensor_too_many(copies, tmp_path, mode, kind):
-    def add(arrays, layer):
-        return arrays | {f"{layer}.{kind}": arrays[f"{layer}.scales"].astype(mx.float32)}
-
-    spoil(copies[mode], tmp_path / "q", "transformer", add)
-    is_refused(tmp_path / "q", f"is quantized, and its {kind} do not fit")
-
-
-def test_nvfp4_of_mlxs_own_tools_has_one_scale(copies, tmp_path):
+def test_nvfp4_of_mlxs_own_tools_has_one_scale(tmp_path):
     """No matrix of such a file has a second one."""
-    shutil.copytree(copies["nvfp4"], tmp_path / "q")
+    quantize_model("nano", tmp_path / "q", "nvfp4", progress=False)
     for part in ("transformer", "text_encoder"):
         [path] = open_weights(tmp_path / "q" / part).files
         arrays = mx.load(str(path))
@@ -311,11 +243,11 @@ def test_a_norm_in_fp8_is_decoded(model, part):
                    for w in weights.values())  # fmt: skip
 
 
-@pytest.mark.parametrize("kind, size", [("F64", 8), ("F8_E5M2", 1), ("F8_E8M0", 1)])
+@pytest.mark.parametrize("kind, size", [("F64", 8), ("F8_E5M2", 1)])
 def test_types_that_mlx_does_not_know(model, kind, size):
     [path] = open_weights(model / "transformer").files
     path.write_bytes(raw_file({"x": (kind, 3 * size)}))
-    is_refused(model, f"tensors of the type {kind}, which MLX cannot read")
+    is_refused(model, "MLX cannot read", path.name, f"unsupported dtype {kind}")
 
 
 def raw_file(tensors: dict[str, tuple[str, int]]) -> bytes:
@@ -341,10 +273,3 @@ def test_a_single_file_is_read_by_its_content(tmp_path):
     for name in ("transformer", "transformer.bin"):
         shutil.copy(path, tmp_path / name)
         assert set(load_arrays(tmp_path / name)) == set(load_arrays(path))
-
-
-def test_a_path_that_is_no_utf8(tmp_path):
-    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.safetensors"))
-    path.write_bytes(raw_file({"x": ("F32", 12)}))
-    with pytest.raises(ValueError, match="MLX cannot read"):
-        load_arrays(path)

@@ -142,14 +142,6 @@ def test_scales_without_their_matrix_do_not_decide_the_layout():
     exactly(assemble(nvfp4("plain") | lone)["x.weight"], BYTES["nvfp4.value"])
 
 
-@pytest.mark.parametrize("scales", [mx.ones((4, 0)), mx.ones((4, 3)), mx.ones((5, 2)), mx.ones((4, 50))])
-def test_gguf_with_scales_of_its_own(scales):
-    """A file may say that a tensor of it is another's scales."""
-    arrays = {"x.weight": mx.zeros((4, 16), dtype=mx.uint32), "x.scales": scales, "x.biases": scales}
-    with pytest.raises(UserError, match="x.weight is quantized, and its"):
-        assemble(arrays, {"format": "gguf"})
-
-
 # ---------------------------------------------------------------- nano as a single file
 
 
@@ -181,7 +173,7 @@ def test_a_single_file_beside_its_parts(tmp_path):
     file = single_file(tmp_path / "mine.safetensors", "float16", prefix="model.diffusion_model.")
     right = Klein.from_pretrained("nano")(**WISH)
     assert Klein.from_pretrained(file, parts="nano")(**WISH).tobytes() == right.tobytes()
-    with pytest.raises(ValueError, match='transformer alone.*parts="4b"'):
+    with pytest.raises(ValueError, match='is a single file.*parts="4b"'):
         open_checkpoint(file, dtype=mx.float32)
     folder = tmp_path / "whole"
     shutil.copytree(NANO, folder, ignore=shutil.ignore_patterns("base"))
@@ -195,14 +187,9 @@ def test_a_part_is_no_model(tmp_path):
     autoencoder, text_encoder = (tmp_path / name for name in ("flux2-vae.safetensors", "qwen_3_4b.safetensors"))
     shutil.copy(NANO / "vae" / "diffusion_pytorch_model.safetensors", autoencoder)
     shutil.copy(NANO / "text_encoder" / "model.safetensors", text_encoder)
-    for file, words in ((autoencoder, "is an autoencoder, not a model"), (text_encoder, "is a text encoder, not a")):
+    for file, words in ((autoencoder, "no transformer, but autoencoder"), (text_encoder, "no transformer, but text")):
         with pytest.raises(ValueError, match=words):
             open_checkpoint(file, dtype=mx.float32)
-    folder = tmp_path / "whole"
-    shutil.copytree(NANO, folder, ignore=shutil.ignore_patterns("base"))
-    for part in (folder / "transformer", folder / "vae" / "diffusion_pytorch_model.safetensors"):
-        with pytest.raises(ValueError, match=f"{part} is a part of a model: name the whole, {folder}."):
-            open_checkpoint(part, dtype=mx.float32)
 
 
 def test_what_a_file_name_says(tmp_path):
@@ -442,16 +429,15 @@ def whole_model() -> dict[str, mx.array]:
     return arrays | {prefix + n: w for part, prefix in WHOLE.items() for n, w in load_arrays(TINY / part).items()}
 
 
-def test_a_whole_model_in_one_file(tmp_path, caplog):
+def test_a_whole_model_in_one_file(tmp_path):
     """Its text encoder has no config there; its autoencoder is read."""
     path = tmp_path / "x.safetensors"
     arrays = whole_model()
     draws_alike(path, arrays)
-    assert "holds a text encoder, too, which is not read" in caplog.text
     changed = {n: w + 1 if n == "vae.decoder.conv_in.bias" else w for n, w in arrays.items()}
     with pytest.raises(AssertionError):
         draws_alike(path, changed)
-    with pytest.raises(ValueError, match='the tokenizer and the text encoder\'s config are: parts="4b"'):
+    with pytest.raises(ValueError, match='its tokenizer and its other parts: parts="4b"'):
         open_checkpoint(path, dtype=mx.float32)
 
 
@@ -548,6 +534,3 @@ def test_layers_of_other_bits(tmp_path, recipe):
     for name, w in weights.items():
         decoded = w.decode() if isinstance(w, QuantizedMatrix) else w
         assert error(decoded, exact[name]) < 0.2, name
-    (part / "config.json").write_text(json.dumps(config | {"quantization": words | {"model.norm": {"bits": 7}}}))
-    with pytest.raises(ValueError, match="says that model.norm is quantized by {'bits': 7"):
-        open_checkpoint(NANO, dtype=mx.float32, parts={"text_encoder": part})

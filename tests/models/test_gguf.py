@@ -1,4 +1,4 @@
-"""GGUF files: read where MLX can, refused by the name of their kind where it cannot."""
+"""GGUF files: read where MLX can, and told in a sentence where it cannot."""
 
 import struct
 from pathlib import Path
@@ -9,17 +9,17 @@ import pytest
 from kleinlite import Klein
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.files import load_arrays, open_weight_file
-from kleinlite.models.gguf import KINDS, READABLE
 
 NANO = Path(__import__("kleinlite").__file__).parent / "nano" / "weights"
 BLOCKS = {"F32": (1, 4), "F16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q8_0": (32, 34)}
 BLOCKS |= {"Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
 BLOCKS |= {"BF16": (1, 2)}
+KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13}
+KINDS |= {"Q6_K": 14, "BF16": 30}
 
 
 def write_gguf(path: Path, kind: str, data: bytes = b"", name: bytes = b"x.weight") -> Path:
     """One tensor (2, 256)."""
-    number = next(number for number, word in KINDS.items() if word == kind)
 
     def text(words):
         return struct.pack("<Q", len(words)) + words
@@ -27,43 +27,32 @@ def write_gguf(path: Path, kind: str, data: bytes = b"", name: bytes = b"x.weigh
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 2)
     head += text(b"general.architecture") + struct.pack("<I", 8) + text(b"flux")
     head += text(b"list") + struct.pack("<IIQ", 9, 4, 3) + bytes(12)
-    head += text(name) + struct.pack("<IQQIQ", 2, 256, 2, number, 0)
+    head += text(name) + struct.pack("<IQQIQ", 2, 256, 2, KINDS[kind], 0)
     count, nbytes = BLOCKS[kind]
     path.write_bytes(head + bytes(-len(head) % 32) + (data or bytes(512 // count * nbytes)))
     return path
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_kinds_are_read_or_refused_by_name(tmp_path, kind):
+def test_kinds_are_read_or_refused(tmp_path, kind):
     path = write_gguf(tmp_path / "x.gguf", kind)
-    if kind in READABLE:
-        assert open_weight_file(path).tensors == {"x.weight": {"dtype": kind, "shape": [2, 256]}}
-        mx.eval(mx.load(str(path)))
+    dtype = kind if kind in ("F32", "F16", "BF16") else f"GGUF {KINDS[kind]}"
+    assert open_weight_file(path).tensors == {"x.weight": {"dtype": dtype, "shape": [2, 256]}}
+    if kind in ("Q5_0", "Q3_K", "Q5_K"):
+        with pytest.raises(ValueError, match="MLX cannot read .*x.gguf .*: take one in Q8_0"):
+            load_arrays(path)
     else:
-        with pytest.raises(ValueError, match=f"of the kind {kind}"):
-            open_weight_file(path)
-        with pytest.raises(RuntimeError):
-            mx.eval(mx.load(str(path)))
+        mx.eval(load_arrays(path))
 
 
-@pytest.mark.parametrize("damage", [b"", b"GGUF", b"GGUF" + bytes(200), b"\xff" * 64])
-def test_damaged_files_are_told(tmp_path, damage):
-    path = tmp_path / "x.gguf"
-    path.write_bytes(damage)
-    with pytest.raises(ValueError, match="is not a GGUF file"):
-        open_weight_file(path)
-
-
-def test_what_would_end_the_process_is_refused(tmp_path):
-    """More axes than the format has, and lists in lists without end."""
-    data = write_gguf(tmp_path / "x.gguf", "F16").read_bytes()
-    place = data.index(b"x.weight") + 8
-    (tmp_path / "axes.gguf").write_bytes(data[:place] + struct.pack("<I", 9) + data[place + 4 :])
-    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 4) + b"list" + struct.pack("<I", 9)
-    (tmp_path / "lists.gguf").write_bytes(head + struct.pack("<IQ", 9, 1) * 100_000)
-    for name in ("axes.gguf", "lists.gguf"):
-        with pytest.raises(ValueError, match="is not a GGUF file"):
-            load_arrays(tmp_path / name)
+def test_a_download_that_was_cut(tmp_path):
+    path = write_gguf(tmp_path / "x.gguf", "F16")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="x.gguf .*past the end of the file. Perhaps an incomplete download"):
+        load_arrays(path)
+    path.write_bytes(b"<html>")
+    with pytest.raises(ValueError, match="download it again"):
+        load_arrays(path)
 
 
 def pack_q8(w: mx.array) -> bytes:
@@ -106,14 +95,3 @@ def test_a_transformer_draws_from_a_gguf_file(tmp_path):
     right = Klein.from_pretrained("nano", dtype=mx.float32)
     a, b = (list(k.stream("a red circle", seed=7, progress=False, steps=4))[-1] for k in (klein, right))
     assert mx.abs(a.latents - b.latents).max().item() < 0.05 * mx.abs(b.latents).max().item()
-
-
-def test_what_is_no_klein_says_what_it_is(tmp_path):
-    names = ("encoder.0.weight", "encoder.1.conv.0.weight", "decoder.3.skip.weight", "decoder.1.bias")
-    path = tmp_path / "taef2.safetensors"
-    mx.save_safetensors(str(path), {name: mx.zeros((4,)) for name in names})
-    for parts in (None, "nano"):
-        with pytest.raises(ValueError, match="tiny autoencoder for previews"):
-            Klein.from_pretrained(path, parts=parts)
-    with pytest.raises(ValueError, match="tiny autoencoder for previews"):
-        Klein.from_pretrained("nano", parts={"vae": path})

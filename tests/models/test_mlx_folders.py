@@ -12,11 +12,10 @@ import pytest
 from golden_tools import LOOSE, TIGHT, check, nchw, nhwc
 
 from kleinlite.klein import Klein
-from kleinlite.models import mlx_folders
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.export import quantize_model
 from kleinlite.models.families.qwen3 import IMPLIED, OUT_LAYERS
-from kleinlite.models.files import open_weights
+from kleinlite.models.mlx_folders import open_mlx_files
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QuantizedMatrix, QuantSpec, quantize_matrix
 
@@ -90,8 +89,7 @@ def test_a_packed_autoencoder_is_decoded(tmp_path):
     arrays = {f"{name}.{kind}": tensor for kind, tensor in w.tensors.items()} | {"decoder.conv_in.weight": kernel}
     (tmp_path / "vae").mkdir()
     mx.save_safetensors(str(tmp_path / "vae" / "0.safetensors"), arrays, {"quantization_level": "4"})
-    files = mlx_folders.MlxFiles(tmp_path / "vae", open_weights(tmp_path / "vae").shards, mlx_folders.MFLUX)
-    ours, _ = files.load()
+    ours, _ = open_mlx_files(tmp_path / "vae", 64).load()
     assert mx.array_equal(ours.pop(f"{name}.0.weight"), w.decode())
     assert ours.keys() == {"decoder.conv_in.weight"} and ours["decoder.conv_in.weight"].shape == (8, 4, 3, 3)
 
