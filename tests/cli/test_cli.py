@@ -381,8 +381,8 @@ def test_models_says_what_fits(capsys, monkeypatch):
 
 
 def test_readme_says_the_same_of_models(capsys, monkeypatch):
-    """Memory, download and licence, to the rounding of the page, whose memory is that on a processor."""
-    monkeypatch.setattr("kleinlite.inference.memory_plan.compute_dtype", lambda: mx.float32)
+    """Memory, download and licence, to the rounding of the page, whose memory is that of a GPU."""
+    monkeypatch.setattr("kleinlite.inference.memory_plan.compute_dtype", lambda: mx.bfloat16)
     run("models")
     rows = {
         line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line and line.split()[0] in MODELS

@@ -145,7 +145,7 @@ class PartFormat:
         return wrong + [f"{c} channels are no whole number of {n['groups']} groups" for c in levels if c % n["groups"]]
 
 
-@dataclass(frozen=True, eq=False)  # so that it can be a key
+@dataclass(frozen=True)
 class Family:
     """What the models of a family share and those of another have otherwise."""
 
@@ -177,6 +177,9 @@ class Family:
     count_window: Callable[[str, int], int] | None = None
     float16: bool = True  # False: its numbers grow beyond float16's
     trains: bool = True  # adapters can be trained for it
+
+    def __hash__(self) -> int:
+        return hash(self.title)
 
     @property
     def parts(self) -> dict[str, PartFormat]:
