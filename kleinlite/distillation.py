@@ -7,9 +7,10 @@ Letters: b pictures, n picture tokens of 128 channels, m text tokens, f features
 
 Sources: distillation with guidance: Meng et al. 2022, arXiv 2210.03142, after Salimans and Ho 2022, arXiv
 2202.00512; guidance: Ho and Salimans 2022, arXiv 2207.12598; mean velocities: Frans et al. 2024, arXiv 2410.12557;
-Geng et al. 2025, arXiv 2505.13447. How the released klein models were distilled has not been published in detail.
+Geng et al. 2025, arXiv 2505.13447; distribution matching: Yin et al. 2023, arXiv 2311.18828, and 2024, arXiv
+2405.14867. How the released klein models were distilled has not been published in detail.
 
-Promoted from notebooks/12_fewer_steps.ipynb: edit there, then run `make promote`. (seal 09d071eb)
+Promoted from notebooks/12_fewer_steps.ipynb: edit there, then run `make promote`. (seal 67b8338b)
 """
 
 from itertools import pairwise

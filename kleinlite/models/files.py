@@ -115,7 +115,11 @@ class WeightFiles:
                 wanted = "one in Q8_0, Q4_0 or F16, or in safetensors" if self.kind == "gguf" else "another file"
                 raise UserError(f"MLX cannot read {file} ({clip(str(e), 160)}): take {wanted}.") from None
             arrays |= tensors
-            metadata |= words if self.kind == "safetensors" else {"format": "gguf"}
+            if self.kind == "gguf":  # whose words may be arrays of one number, or of many
+                numbers = {name: w.item() for name, w in words.items() if isinstance(w, mx.array) and w.size == 1}
+                words = {name: str(word) for name, word in (words | numbers).items() if not isinstance(word, mx.array)}
+                words["format"] = "gguf"
+            metadata |= words
         return arrays, metadata
 
 

@@ -546,7 +546,7 @@ def test_a_file_is_read_by_its_content(net, right, tmp_path, name):
     path = write(tmp_path / "style.safetensors", right).rename(tmp_path / name)
     assert open_adapter(path).deltas(net)
     path.write_bytes(b"GGUF" + bytes(20))
-    refused(path, "not a GGUF file")
+    refused(path, "holds nothing of an adapter")
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
