@@ -122,7 +122,7 @@ def write_page(found: dict, folder: Path) -> None:
             os.replace(Path(new) / Path(name).name, folder / name)
 
 
-COLOURS = {"kleinlite": "#3b7dd8", "diffusers": "#d9822b", "mflux": "#8a8f98"}
+COLORS = {"kleinlite": "#3b7dd8", "diffusers": "#d9822b", "mflux": "#8a8f98"}
 
 
 def draw_plot(path: Path, timings: dict[str, dict[str, Timing]], work: dict[str, tuple[float, float]]) -> None:
@@ -141,16 +141,16 @@ def draw_plot(path: Path, timings: dict[str, dict[str, Timing]], work: dict[str,
         flops, nbytes = work.get(stage, (0, 0))
         if flops or nbytes:
             left.plot([flops / limits[0] + nbytes / limits[1]] * 2, [y - 0.35, y + 0.35], color="black", linewidth=1.5)
-        for program, colour in COLOURS.items():
+        for program, color in COLORS.items():
             if program in timings[stage]:
                 seconds = timings[stage][program].best
-                left.plot(seconds, y, "o", color=colour, markersize=5, alpha=0.85)
+                left.plot(seconds, y, "o", color=color, markersize=5, alpha=0.85)
                 if flops:
-                    right.plot(flops / seconds / 1e9, y, "o", color=colour, markersize=5, alpha=0.85)
+                    right.plot(flops / seconds / 1e9, y, "o", color=color, markersize=5, alpha=0.85)
         if nbytes:
             for i, (program, timing) in enumerate(timings[stage].items()):
                 rate = f"{nbytes / timing.best / 1e9:.1f} GB/s"
-                right.text(0.03 + 0.2 * i, y, rate, color=COLOURS[program], fontsize=8, va="center", transform=across)
+                right.text(0.03 + 0.2 * i, y, rate, color=COLORS[program], fontsize=8, va="center", transform=across)
     right.axvline(limits[0] / 1e9, color="black", linewidth=1.5)
     left.set(xscale="log", xlabel="seconds, best turn", yticks=range(len(names)), yticklabels=names)
     right.set(xlabel="GFLOP/s", xlim=(0, None))
@@ -159,7 +159,7 @@ def draw_plot(path: Path, timings: dict[str, dict[str, Timing]], work: dict[str,
         axes.grid(axis="both", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=8)
-    handles = [left.plot([], [], "o", color=colour, label=name)[0] for name, colour in COLOURS.items()]
+    handles = [left.plot([], [], "o", color=color, label=name)[0] for name, color in COLORS.items()]
     handles += left.plot([], [], color="black", linewidth=1.5, label="the machine's limit")
     figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     figure.savefig(path, dpi=140)

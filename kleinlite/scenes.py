@@ -14,22 +14,22 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
-Colour = tuple[int, int, int]  # red, green, blue, 0 to 255
-COLOURS: dict[str, Colour] = {
+Color = tuple[int, int, int]  # red, green, blue, 0 to 255
+COLORS: dict[str, Color] = {
     "red": (214, 48, 49), "orange": (240, 138, 36), "yellow": (250, 211, 60), "green": (60, 160, 82),
     "blue": (58, 96, 214), "purple": (134, 78, 190), "pink": (242, 140, 186), "white": (250, 250, 248),
     "black": (44, 44, 54),
 }  # fmt: skip
 # A scene has a background or a sky and a ground; what it lacks is None, which is in none of these tables.
-BACKGROUNDS: dict[str | None, Colour] = {
+BACKGROUNDS: dict[str | None, Color] = {
     "white": (243, 242, 238), "yellow": (250, 238, 180), "pink": (250, 214, 226), "green": (200, 230, 200),
     "blue": (184, 212, 244), "purple": (214, 202, 238),
 }  # fmt: skip
 SHAPES = ("circle", "square", "triangle", "star", "heart", "diamond")
 RELATIONS = ("above", "below", "left of", "right of")
-CENTRES = {"centre": (0.5, 0.5), "top": (0.5, 0.27), "bottom": (0.5, 0.73), "left": (0.27, 0.5), "right": (0.73, 0.5)}
+CENTERS = {"center": (0.5, 0.5), "top": (0.5, 0.27), "bottom": (0.5, 0.73), "left": (0.27, 0.5), "right": (0.73, 0.5)}
 PLACES = ("top", "bottom", "left", "right")  # where the lone shape of a scene with room for another stands
-SKIES: dict[str | None, tuple[Colour, Colour]] = {
+SKIES: dict[str | None, tuple[Color, Color]] = {
     "day": ((92, 172, 240), (214, 238, 252)),
     "sunset": ((126, 84, 164), (250, 176, 110)),
     "night": ((20, 24, 62), (46, 56, 112)),
@@ -37,7 +37,7 @@ SKIES: dict[str | None, tuple[Colour, Colour]] = {
 STARS = ((0.07, 0.1), (0.4, 0.07), (0.52, 0.24), (0.62, 0.1), (0.93, 0.32), (0.09, 0.38), (0.44, 0.42))
 SUNS: dict[str | None, str] = {"day": "yellow sun", "sunset": "orange sun", "night": "white moon"}
 WHEN: dict[str | None, str] = {"day": "by day", "sunset": "at sunset", "night": "at night"}
-GROUNDS: dict[str | None, tuple[str, Colour, Colour]] = {
+GROUNDS: dict[str | None, tuple[str, Color, Color]] = {
     "hills": ("green hills", (108, 190, 92), (84, 166, 78)),
     "desert": ("yellow dunes", (226, 190, 124), (208, 168, 100)),
     "snow": ("white snow", (244, 247, 252), (220, 230, 244)),
@@ -53,10 +53,10 @@ SIDES = ("left", "right")
 
 @dataclass(frozen=True)
 class Thing:
-    """A shape, house, tree or boat: what, which colour, where (top, bottom, left, right or centre)."""
+    """A shape, house, tree or boat: what, which color, where (top, bottom, left, right or center)."""
 
     kind: str
-    colour: str
+    color: str
     place: str
 
 
@@ -81,18 +81,18 @@ def opposite(place: str) -> str:
     return {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}[place]
 
 
-def thing_colours(ground: str | None) -> dict[str, tuple[str, ...]]:
-    """Which things can stand in a scene with this ground (None: paper shapes), in which colours."""
+def thing_colors(ground: str | None) -> dict[str, tuple[str, ...]]:
+    """Which things can stand in a scene with this ground (None: paper shapes), in which colors."""
     if ground is None:
-        return {kind: tuple(COLOURS) for kind in SHAPES}
+        return {kind: tuple(COLORS) for kind in SHAPES}
     return SEA_THINGS if ground == "sea" else LAND_THINGS
 
 
 def pick_thing(rng: random.Random, ground: str | None, place: str, unlike: Thing | None = None) -> Thing:
     """A random thing; two things of a scene never share their kind, so that an edit can name one of them by it."""
-    kinds = thing_colours(ground)
+    kinds = thing_colors(ground)
     if unlike is not None and len(kinds) > 1:
-        kinds = {kind: colours for kind, colours in kinds.items() if kind != unlike.kind}
+        kinds = {kind: colors for kind, colors in kinds.items() if kind != unlike.kind}
     kind = rng.choice(list(kinds))
     return Thing(kind, rng.choice(kinds[kind]), place)
 
@@ -103,12 +103,12 @@ def sample(seed: int) -> Scene:
     jitter = rng.randrange(1 << 30)
     if rng.random() < 0.55:
         count = rng.choice((1, 1, 2, 2, 2))
-        first = rng.choice(("centre", *PLACES)) if count == 1 else rng.choice(("top", "left"))
+        first = rng.choice(("center", *PLACES)) if count == 1 else rng.choice(("top", "left"))
         things = [pick_thing(rng, None, first)]
         if count == 2:
             things.append(pick_thing(rng, None, opposite(first), unlike=things[0]))
         background = rng.choice(list(BACKGROUNDS))
-        if background == "white" and any(t.colour == "white" for t in things):
+        if background == "white" and any(t.color == "white" for t in things):
             background = "blue"  # white on white would be told apart by its shadow alone
         return Scene(tuple(things), background=background, jitter=jitter)
     ground = rng.choice(list(GROUNDS))
@@ -130,11 +130,11 @@ def with_article(words: str) -> str:
 
 def captions(scene: Scene) -> list[str]:
     """Every sentence of the grammar that describes the scene, from short to complete."""
-    a = [with_article(f"{thing.colour} {thing.kind}") for thing in scene.things]
+    a = [with_article(f"{thing.color} {thing.kind}") for thing in scene.things]
     if not scene.is_landscape:
         on = f"on a {scene.background} background"
-        if len({(thing.kind, thing.colour) for thing in scene.things}) < len(a):
-            many = f"{scene.things[0].colour} {scene.things[0].kind}s"
+        if len({(thing.kind, thing.color) for thing in scene.things}) < len(a):
+            many = f"{scene.things[0].color} {scene.things[0].kind}s"
             counted = f"{('two', 'three')[len(a) - 2]} {many}"
             return [many, counted, f"{counted} {on}"]
         if len(a) == 3:
@@ -142,7 +142,7 @@ def captions(scene: Scene) -> list[str]:
             return [listed, f"{listed} in a row", f"{listed} {on}"]
         if len(a) == 1:
             place = scene.things[0].place
-            at = {"centre": ["", " in the middle"], "top": [" at the top"], "bottom": [" at the bottom"]}
+            at = {"center": ["", " in the middle"], "top": [" at the top"], "bottom": [" at the bottom"]}
             said = at.get(place, [f" on the {place}"])
             return [f"a {scene.things[0].kind}"] + [a[0] + s for s in said] + [f"{a[0]}{s} {on}" for s in said]
         there, back = ("above", "below") if scene.things[0].place == "top" else ("left of", "right of")
@@ -171,8 +171,8 @@ def held_out(caption: str) -> bool:
 
 
 def content(scene: Scene) -> str:
-    """What a scene is about, whatever words name it: kinds, colours and how they stand to each other."""
-    named = [f"{thing.colour} {thing.kind}" for thing in scene.things]
+    """What a scene is about, whatever words name it: kinds, colors and how they stand to each other."""
+    named = [f"{thing.color} {thing.kind}" for thing in scene.things]
     if len(named) == 2:
         return f" {'above' if scene.things[0].place == 'top' else 'left of'} ".join(named)
     if not named:
@@ -224,21 +224,21 @@ class Canvas:
         self.image = Image.new("RGB", (self.side, self.side))
         self.draw = ImageDraw.Draw(self.image)
 
-    def polygon(self, points: list[tuple[float, float]], colour: Colour) -> None:
-        self.draw.polygon([(px * self.side, py * self.side) for px, py in points], fill=colour)
+    def polygon(self, points: list[tuple[float, float]], color: Color) -> None:
+        self.draw.polygon([(px * self.side, py * self.side) for px, py in points], fill=color)
 
-    def box(self, x0: float, y0: float, x1: float, y1: float, colour: Colour) -> None:
-        self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], colour)
+    def box(self, x0: float, y0: float, x1: float, y1: float, color: Color) -> None:
+        self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], color)
 
-    def disc(self, x: float, y: float, r: float, colour: Colour) -> None:
-        self.polygon(shape_corners("circle", x, y, r), colour)
+    def disc(self, x: float, y: float, r: float, color: Color) -> None:
+        self.polygon(shape_corners("circle", x, y, r), color)
 
     def shrunk(self, size: int) -> Image.Image:
         """The picture as it was asked for, without steps along its edges."""
         return self.image.resize((size, size), Image.Resampling.BOX)
 
 
-def mix_colours(a: Colour, b: Colour, share: float) -> Colour:
+def mix_colors(a: Color, b: Color, share: float) -> Color:
     """Red, green and blue of `a` with this share of `b` in it."""
     red, green, blue = (round(p + (q - p) * share) for p, q in zip(a, b))
     return red, green, blue
@@ -260,15 +260,15 @@ def movement(jitter: int | None) -> Callable[[float, float], float]:
 def shape_spots(scene: Scene) -> list[Spot]:
     """Where the shapes of a scene stand, a little moved by its jitter, and how large they are."""
     move = movement(scene.jitter)
-    centres = CENTRES
+    centers = CENTERS
     large = 0.19
     if len(scene.things) == 3:  # a row
-        centres = CENTRES | {"left": (0.2, 0.5), "right": (0.8, 0.5)}
+        centers = CENTERS | {"left": (0.2, 0.5), "right": (0.8, 0.5)}
         large = 0.115
     found = []
     for thing in scene.things:
-        x, y = (c + move(-0.025, 0.025) for c in centres[thing.place])
-        r = (0.3 if scene.things == (thing,) and thing.place == "centre" else large) * move(0.94, 1.06)
+        x, y = (c + move(-0.025, 0.025) for c in centers[thing.place])
+        r = (0.3 if scene.things == (thing,) and thing.place == "center" else large) * move(0.94, 1.06)
         found.append(Spot(x, y, r))
     return found
 
@@ -280,27 +280,27 @@ def draw_shapes(scene: Scene, spots: Sequence[Spot], size: int = 96, shadows: bo
     canvas.box(0, 0, 1, 1, ground)
     for thing, (x, y, r) in zip(scene.things, spots):
         if shadows:
-            shadow = mix_colours(ground, (60, 60, 80), 0.3)
+            shadow = mix_colors(ground, (60, 60, 80), 0.3)
             canvas.polygon(shape_corners(thing.kind, x + 0.02, y + 0.025, r), shadow)
-        canvas.polygon(shape_corners(thing.kind, x, y, r), COLOURS[thing.colour])
+        canvas.polygon(shape_corners(thing.kind, x, y, r), COLORS[thing.color])
     return canvas.shrunk(size)
 
 
-def _draw_house(canvas: Canvas, x: float, y: float, colour: Colour, dim: Callable[[Colour], Colour]) -> None:
-    canvas.box(x - 0.13, y - 0.2, x + 0.13, y, dim(colour))
+def _draw_house(canvas: Canvas, x: float, y: float, color: Color, dim: Callable[[Color], Color]) -> None:
+    canvas.box(x - 0.13, y - 0.2, x + 0.13, y, dim(color))
     canvas.polygon([(x - 0.17, y - 0.2), (x, y - 0.36), (x + 0.17, y - 0.2)], dim((122, 74, 60)))
     canvas.box(x - 0.08, y - 0.13, x - 0.01, y, dim((92, 58, 48)))
     canvas.box(x + 0.03, y - 0.15, x + 0.09, y - 0.09, (255, 232, 140))  # the window stays lit at night
 
 
-def _draw_tree(canvas: Canvas, x: float, y: float, colour: Colour, dim: Callable[[Colour], Colour]) -> None:
+def _draw_tree(canvas: Canvas, x: float, y: float, color: Color, dim: Callable[[Color], Color]) -> None:
     canvas.box(x - 0.025, y - 0.16, x + 0.025, y, dim((112, 76, 54)))
     for dx, dy, r in ((-0.06, -0.2, 0.085), (0.06, -0.2, 0.085), (0, -0.29, 0.1)):
-        canvas.disc(x + dx, y + dy, r, dim(colour))
+        canvas.disc(x + dx, y + dy, r, dim(color))
 
 
-def _draw_boat(canvas: Canvas, x: float, y: float, colour: Colour, dim: Callable[[Colour], Colour]) -> None:
-    canvas.polygon([(x - 0.18, y - 0.1), (x + 0.18, y - 0.1), (x + 0.11, y), (x - 0.11, y)], dim(colour))
+def _draw_boat(canvas: Canvas, x: float, y: float, color: Color, dim: Callable[[Color], Color]) -> None:
+    canvas.polygon([(x - 0.18, y - 0.1), (x + 0.18, y - 0.1), (x + 0.11, y), (x - 0.11, y)], dim(color))
     canvas.box(x - 0.012, y - 0.4, x + 0.012, y - 0.1, dim((92, 66, 52)))
     canvas.polygon([(x + 0.025, y - 0.38), (x + 0.16, y - 0.14), (x + 0.025, y - 0.14)], dim((250, 250, 246)))
 
@@ -311,19 +311,19 @@ def _draw_landscape(canvas: Canvas, scene: Scene, move: Callable[[float, float],
     strips = 48
     for i in range(strips):
         canvas.box(
-            0, horizon * i / strips, 1, horizon * (i + 1) / strips + 0.01, mix_colours(top, bottom, i / (strips - 1))
+            0, horizon * i / strips, 1, horizon * (i + 1) / strips + 0.01, mix_colors(top, bottom, i / (strips - 1))
         )
-    dim = (lambda c: mix_colours(c, (24, 28, 66), 0.55)) if scene.sky == "night" else (lambda c: c)
+    dim = (lambda c: mix_colors(c, (24, 28, 66), 0.55)) if scene.sky == "night" else (lambda c: c)
     x = (0.24 if scene.sun_side == "left" else 0.76) + move(-0.03, 0.03)
     y = 0.19 + move(-0.02, 0.02)
     if scene.sky == "night":
         for sx, sy in STARS:
             canvas.disc(sx, sy, 0.011, (236, 238, 250))
         canvas.disc(x, y, 0.1, (248, 246, 226))
-        canvas.disc(x + 0.045, y - 0.02, 0.085, mix_colours(top, bottom, 0.25))
+        canvas.disc(x + 0.045, y - 0.02, 0.085, mix_colors(top, bottom, 0.25))
     else:
         disc = (255, 222, 74) if scene.sky == "day" else (255, 122, 60)
-        canvas.disc(x, y, 0.13, mix_colours(disc, mix_colours(top, bottom, 0.3), 0.55))
+        canvas.disc(x, y, 0.13, mix_colors(disc, mix_colors(top, bottom, 0.3), 0.55))
         canvas.disc(x, y, 0.1, disc)
     _, near, far = GROUNDS[scene.ground]
     near = dim(near)
@@ -333,14 +333,14 @@ def _draw_landscape(canvas: Canvas, scene: Scene, move: Callable[[float, float],
         canvas.box(0, horizon + 0.16, 1, 1, near)
     else:
         phase = move(0, 2 * math.pi)
-        for k, (colour, base, height) in enumerate(((far, horizon - 0.03, 0.045), (near, horizon + 0.1, 0.035))):
+        for k, (color, base, height) in enumerate(((far, horizon - 0.03, 0.045), (near, horizon + 0.1, 0.035))):
             edge = [(i / 40, base + height * math.sin(5 * i / 40 + phase + 2.2 * k)) for i in range(41)]
-            canvas.polygon([*edge, (1, 1), (0, 1)], colour)
+            canvas.polygon([*edge, (1, 1), (0, 1)], color)
     draw = {"house": _draw_house, "tree": _draw_tree, "boat": _draw_boat}
     for thing in scene.things:
         x = (0.27 if thing.place == "left" else 0.73) + move(-0.025, 0.025)
         y = 0.84 + move(-0.015, 0.015)
-        draw[thing.kind](canvas, x, y, COLOURS[thing.colour], dim)
+        draw[thing.kind](canvas, x, y, COLORS[thing.color], dim)
 
 
 def draw(scene: Scene, size: int = 96) -> Image.Image:

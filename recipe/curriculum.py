@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from kleinlite.scenes import (
     BACKGROUNDS,
-    COLOURS,
+    COLORS,
     PLACES,
     SHAPES,
     Scene,
@@ -42,7 +42,7 @@ GUIDANCE = 3.0  # of pictures from words alone
 EDIT_GUIDANCE = 1.5  # the reference leaves little to choose
 LAYOUT = 2  # the first steps, in which a landscape is not guided: there guidance turns skies to night
 EMPTY = 0.1  # share of prompts that are left out: guidance asks without one
-FAINT = {  # things that hardly stand out: (colour, background) of shapes, (colour, ground) of things in a landscape
+FAINT = {  # things that hardly stand out: (color, background) of shapes, (color, ground) of things in a landscape
     ("pink", "pink"), ("pink", "purple"), ("pink", "white"), ("yellow", "yellow"), ("yellow", "white"),
     ("orange", "yellow"), ("green", "hills"), ("white", "snow"), ("yellow", "desert"),
 }  # fmt: skip
@@ -90,12 +90,12 @@ def sample_row(seed: int) -> Scene:
     jitter = rng.randrange(1 << 30)
     count = rng.choice((2, 3, 3, 3))
     background = rng.choice(list(BACKGROUNDS))
-    colours = [colour for colour in COLOURS if colour != background]  # white on white would not be seen
+    colors = [color for color in COLORS if color != background]  # white on white would not be seen
     if count == 2 or rng.random() < 0.4:
-        found = [(rng.choice(SHAPES), rng.choice(colours))] * count
+        found = [(rng.choice(SHAPES), rng.choice(colors))] * count
     else:
-        found = [(kind, rng.choice(colours)) for kind in rng.sample(SHAPES, 3)]
-    places = ("left", "centre", "right") if count == 3 else ("left", "right")
+        found = [(kind, rng.choice(colors)) for kind in rng.sample(SHAPES, 3)]
+    places = ("left", "center", "right") if count == 3 else ("left", "right")
     return Scene(
         tuple(Thing(*thing, place) for thing, place in zip(found, places)), background=background, jitter=jitter
     )  # fmt: skip
@@ -106,9 +106,9 @@ def sample_one(seed: int) -> Scene:
     rng = random.Random(seed ^ 0x1EED)
     jitter = rng.randrange(1 << 30)
     background = rng.choice(list(BACKGROUNDS))
-    colour = rng.choice([colour for colour in COLOURS if (colour, background) != ("white", "white")])
-    place = "centre" if rng.random() < 0.7 else rng.choice(PLACES)
-    return Scene((Thing(rng.choice(SHAPES), colour, place),), background=background, jitter=jitter)
+    color = rng.choice([color for color in COLORS if (color, background) != ("white", "white")])
+    place = "center" if rng.random() < 0.7 else rng.choice(PLACES)
+    return Scene((Thing(rng.choice(SHAPES), color, place),), background=background, jitter=jitter)
 
 
 def make_lessons(pictures: int, edits: int, families: int) -> Lessons:
@@ -166,9 +166,9 @@ def extra_turns(scene: Scene) -> int:
     for thing in scene.things:
         if thing.kind in ("triangle", "boat"):
             turns = max(turns, 1)
-        if thing.kind in ("circle", "star") or (scene.background and thing.colour == "white"):
+        if thing.kind in ("circle", "star") or (scene.background and thing.color == "white"):
             turns = max(turns, 2)
-        if (thing.colour, scene.background or scene.ground) in FAINT:
+        if (thing.color, scene.background or scene.ground) in FAINT:
             turns = max(turns, 3 if scene.is_landscape else 2)
     return turns
 

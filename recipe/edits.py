@@ -16,7 +16,7 @@ from kleinlite.scenes import (
     opposite,
     pick_thing,
     sample,
-    thing_colours,
+    thing_colors,
     with_article,
 )
 
@@ -40,26 +40,26 @@ def instruction(before: Scene, after: Scene) -> str | None:
     if now is None:
         return None if was is None else f"remove the {was.kind}"
     if was is None:
-        return f"add {with_article(f'{now.colour} {now.kind}')}"
+        return f"add {with_article(f'{now.color} {now.kind}')}"
     if was.kind == now.kind:
-        return f"make the {was.kind} {now.colour}"
-    if was.colour == now.colour:
+        return f"make the {was.kind} {now.color}"
+    if was.color == now.color:
         return f"turn the {was.kind} into {with_article(now.kind)}"
-    if was.colour in thing_colours(before.ground)[now.kind]:
-        return None  # two changes: of the kind, and of a colour that it could have kept
-    return f"turn the {was.kind} into {with_article(f'{now.colour} {now.kind}')}"
+    if was.color in thing_colors(before.ground)[now.kind]:
+        return None  # two changes: of the kind, and of a color that it could have kept
+    return f"turn the {was.kind} into {with_article(f'{now.color} {now.kind}')}"
 
 
-def other_colour(rng: random.Random, scene: Scene, thing: Thing) -> Thing:
-    colours = thing_colours(scene.ground)[thing.kind]
-    return replace(thing, colour=rng.choice([c for c in colours if c not in (thing.colour, scene.background)]))
+def other_color(rng: random.Random, scene: Scene, thing: Thing) -> Thing:
+    colors = thing_colors(scene.ground)[thing.kind]
+    return replace(thing, color=rng.choice([c for c in colors if c not in (thing.color, scene.background)]))
 
 
 def other_kind(rng: random.Random, scene: Scene, thing: Thing, kinds: set[str]) -> Thing:
-    """One of these kinds in the thing's place, and in its colour where there are such things."""
+    """One of these kinds in the thing's place, and in its color where there are such things."""
     kind = rng.choice(sorted(kinds))
-    colours = thing_colours(scene.ground)[kind]
-    return Thing(kind, thing.colour if thing.colour in colours else rng.choice(colours), thing.place)
+    colors = thing_colors(scene.ground)[kind]
+    return Thing(kind, thing.color if thing.color in colors else rng.choice(colors), thing.place)
 
 
 def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
@@ -70,8 +70,8 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
     if scene.is_landscape and scene.ground != "sea":
         options.append("ground")
     if scene.things:
-        options += ["recolour", "recolour", "remove", "swap"]
-    if len(scene.things) == 1 and scene.things[0].place != "centre" and scene.ground != "sea":
+        options += ["recolor", "recolor", "remove", "swap"]
+    if len(scene.things) == 1 and scene.things[0].place != "center" and scene.ground != "sea":
         options += ["add", "together"]
     how = rng.choice(options)
     if how == "sky":
@@ -79,26 +79,26 @@ def sample_edit(seed: int) -> tuple[tuple[Scene, ...], str, Scene]:
     elif how == "ground":
         after = replace(scene, ground=rng.choice([g for g in ("hills", "desert", "snow") if g != scene.ground]))
     elif how == "background":
-        taken = {scene.background, *(t.colour for t in scene.things if t.colour == "white")}
+        taken = {scene.background, *(t.color for t in scene.things if t.color == "white")}
         after = replace(scene, background=rng.choice([c for c in BACKGROUNDS if c not in taken]))
     else:
         i = rng.randrange(len(scene.things))
         thing = scene.things[i]
         if how in ("add", "together"):
             new = pick_thing(rng, scene.ground, opposite(thing.place), unlike=thing)
-            if scene.background == new.colour == "white":
-                new = replace(new, colour="blue")
+            if scene.background == new.color == "white":
+                new = replace(new, color="blue")
             both = tuple(sorted((thing, new), key=lambda t: t.place not in ("top", "left")))
             after = replace(scene, things=both)
             if how == "together":
                 return (scene, replace(scene, things=(new,))), "put both together", after
         else:
-            others = set(thing_colours(scene.ground)) - {t.kind for t in scene.things}
+            others = set(thing_colors(scene.ground)) - {t.kind for t in scene.things}
             instead: tuple[Thing, ...] = ()
             if how == "swap" and others:
                 instead = (other_kind(rng, scene, thing, others),)
             elif how != "remove":
-                instead = (other_colour(rng, scene, thing),)
+                instead = (other_color(rng, scene, thing),)
             after = replace(scene, things=scene.things[:i] + instead + scene.things[i + 1 :])
     return (scene,), str(instruction(scene, after)), after  # always one change, which a sentence names
 
@@ -116,14 +116,14 @@ def held_out_edits(count: int, first: int = DEVELOPMENT) -> list[tuple[tuple[Sce
 
 
 def relatives(seed: int) -> list[Scene]:
-    """A scene of two things, and what comes of it when each is as it was, has another colour or kind, or is gone.
+    """A scene of two things, and what comes of it when each is as it was, has another color or kind, or is gone.
 
     Between many two of these, 8 or 24 scenes, lies one instruction, so that a few pictures make many edits.
     """
     rng = random.Random(seed ^ 0xFA311)
     scene = next(s for s in iter(lambda: sample(rng.randrange(1 << 30)), None) if len(s.things) == 2)
-    free = set(thing_colours(scene.ground)) - {thing.kind for thing in scene.things}
-    forms = [[thing, other_colour(rng, scene, thing)] for thing in scene.things]
+    free = set(thing_colors(scene.ground)) - {thing.kind for thing in scene.things}
+    forms = [[thing, other_color(rng, scene, thing)] for thing in scene.things]
     for row in (*forms, *forms):
         if free:
             row.append(other_kind(rng, scene, row[0], free))

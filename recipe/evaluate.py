@@ -61,7 +61,7 @@ SHOWCASE = [
 
 def attributes(scene: Scene) -> Attributes:
     """Everything that a scene shows, place by place."""
-    known = {f"{what} {t.place}": getattr(t, what) for t in scene.things for what in ("kind", "colour")}
+    known = {f"{what} {t.place}": getattr(t, what) for t in scene.things for what in ("kind", "color")}
     for what in ("background", "sky", "ground", "sun_side"):
         if getattr(scene, what) is not None:
             known[what.replace("_", " ")] = getattr(scene, what)

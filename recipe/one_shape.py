@@ -3,16 +3,16 @@
 from PIL import Image
 
 from kleinlite.nano.shapes import area, cut_out, overlaps, ripple
-from kleinlite.scenes import BACKGROUNDS, COLOURS, SHAPES, Scene, Thing, captions
+from kleinlite.scenes import BACKGROUNDS, COLORS, SHAPES, Scene, Thing, captions
 
 
 def one_shape_cases() -> list[tuple[Scene, str]]:
-    """84 prompts of one shape: every kind in every colour that a pale background leaves visible, and some more."""
+    """84 prompts of one shape: every kind in every color that a pale background leaves visible, and some more."""
     found = []
     for i, kind in enumerate(SHAPES):
-        for j, colour in enumerate(COLOURS):
-            free = [name for name in BACKGROUNDS if name != colour]
-            scene = Scene((Thing(kind, colour, "centre"),), background=free[(i + j) % len(free)], jitter=100 * i + j)
+        for j, color in enumerate(COLORS):
+            free = [name for name in BACKGROUNDS if name != color]
+            scene = Scene((Thing(kind, color, "center"),), background=free[(i + j) % len(free)], jitter=100 * i + j)
             said = captions(scene)
             found.append((scene, said[1]))
             if (i + j) % 9 in (0, 2, 4, 6, 8):
@@ -21,14 +21,14 @@ def one_shape_cases() -> list[tuple[Scene, str]]:
 
 
 def one_shape(image: Image.Image, asked: Thing) -> tuple[bool, float, float]:
-    """Whether the largest thing has the asked kind and colour; its overlap with the asked kind; the ripple."""
+    """Whether the largest thing has the asked kind and color; its overlap with the asked kind; the ripple."""
     found = cut_out(image)
     if not found:
         return False, 0.0, ripple(image)
-    colour, mask = max(found, key=lambda cut: area(cut[1]))
+    color, mask = max(found, key=lambda cut: area(cut[1]))
     by_kind = overlaps(mask)
     right = max(by_kind, key=by_kind.__getitem__) == asked.kind
-    return right and colour == asked.colour, by_kind[asked.kind], ripple(image)
+    return right and color == asked.color, by_kind[asked.kind], ripple(image)
 
 
 def summary(results: list[tuple[bool, float, float]]) -> dict[str, float]:

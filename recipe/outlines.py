@@ -8,7 +8,7 @@ from dataclasses import replace
 from PIL import Image, ImageChops, ImageFilter
 
 from kleinlite.nano.evaluate import SIZE
-from kleinlite.scenes import COLOURS, Scene, captions, draw, sample
+from kleinlite.scenes import COLORS, Scene, captions, draw, sample
 
 
 def outlined(seed: int) -> tuple[Image.Image, str]:
@@ -22,7 +22,7 @@ def outline(scene: Scene) -> Image.Image:
     picture = draw(scene, 3 * SIZE)
     body = silhouettes(scene, picture)
     edges = ImageChops.difference(body.filter(ImageFilter.MaxFilter(11)), body.filter(ImageFilter.MinFilter(11)))
-    picture.paste(COLOURS["black"], mask=edges)
+    picture.paste(COLORS["black"], mask=edges)
     return picture.resize((SIZE, SIZE), Image.Resampling.BOX)
 
 
@@ -31,7 +31,7 @@ def silhouettes(scene: Scene, picture: Image.Image) -> Image.Image:
     if scene.is_landscape:
         apart = ImageChops.difference(picture, draw(replace(scene, things=()), picture.width))
         return strongest(apart).point(lambda level: 255 * (level > 0))
-    flat = [ImageChops.difference(picture, Image.new("RGB", picture.size, COLOURS[t.colour])) for t in scene.things]
+    flat = [ImageChops.difference(picture, Image.new("RGB", picture.size, COLORS[t.color])) for t in scene.things]
     masks = [strongest(apart).point(lambda level: 255 * (level < 6)) for apart in flat]
     return functools.reduce(ImageChops.lighter, masks)
 

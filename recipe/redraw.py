@@ -100,14 +100,14 @@ def fresh_captions(first: int = FIRST) -> Iterator[tuple[Scene, str]]:
     pairs = filter(lambda scene: not scene.is_landscape, allowed_scenes(sample, first))
     rng = random.Random(first)
     for scene in itertools.chain.from_iterable(zip(ones, pairs)):
-        said = [text for text in captions(scene) if not held_out(text) and names_colours(scene, text)]
+        said = [text for text in captions(scene) if not held_out(text) and names_colors(scene, text)]
         if said:
             yield scene, rng.choice(said)
 
 
-def names_colours(scene: Scene, caption: str) -> bool:
-    """Whether a caption says the colour of everything: what it leaves open, nano sometimes leaves undecided."""
-    return all(f" {thing.colour} {thing.kind}" in f" {caption}" for thing in scene.things)
+def names_colors(scene: Scene, caption: str) -> bool:
+    """Whether a caption says the color of everything: what it leaves open, nano sometimes leaves undecided."""
+    return all(f" {thing.color} {thing.kind}" in f" {caption}" for thing in scene.things)
 
 
 def measure_shape(kind: str, mask: Image.Image) -> Spot:
@@ -124,14 +124,14 @@ def measure_shape(kind: str, mask: Image.Image) -> Spot:
 def nearest_scene(picture: Image.Image) -> tuple[Scene, list[Spot]] | None:
     """The shapes that a picture shows, and where they stand; None if one of them is no shape."""
     found = []
-    for colour, mask in cut_out(picture):
+    for color, mask in cut_out(picture):
         by_kind = overlaps(mask)
         kind = max(by_kind, key=by_kind.__getitem__)
         if by_kind[kind] < UNCLEAR:
             return None
         spot = measure_shape(kind, mask)
-        found.append((Thing(kind, colour, place_of(spot[:2])), spot))
-    found.sort(key=lambda pair: (pair[0].place not in ("top", "left"), pair[0].place != "centre"))
+        found.append((Thing(kind, color, place_of(spot[:2])), spot))
+    found.sort(key=lambda pair: (pair[0].place not in ("top", "left"), pair[0].place != "center"))
     ground = np.asarray(background_of(pixels(picture)))
     paper = min(BACKGROUNDS, key=lambda name: float(((np.array(BACKGROUNDS[name]) - ground) ** 2).sum()))
     return Scene(tuple(thing for thing, _ in found), background=paper), [spot for _, spot in found]

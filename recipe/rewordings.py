@@ -8,7 +8,7 @@ import random
 import re
 
 from kleinlite.nano.synonyms import OPENINGS, SYNONYMS
-from kleinlite.scenes import COLOURS, LAND_THINGS, SHAPES, Scene, thing_colours, with_article
+from kleinlite.scenes import COLORS, LAND_THINGS, SHAPES, Scene, thing_colors, with_article
 
 WORDS = 17  # a sentence that is longer stays as it was: with the chat template it must fit into 32 tokens
 
@@ -39,13 +39,13 @@ def no_op_instruction(rng: random.Random, scene: Scene) -> str:
     """An instruction about a thing that is not in the scene: the picture should stay as it is."""
     there = {thing.kind for thing in scene.things}
     kinds = (
-        thing_colours(scene.ground)
+        thing_colors(scene.ground)
         if rng.random() < 0.7
-        else {**{kind: tuple(COLOURS) for kind in SHAPES}, **LAND_THINGS}
+        else {**{kind: tuple(COLORS) for kind in SHAPES}, **LAND_THINGS}
     )
     kind = rng.choice([kind for kind in (*kinds, *SHAPES) if kind not in there])
     other = rng.choice([k for k in (*SHAPES, *LAND_THINGS) if k != kind])
     return rng.choice((
-        f"remove the {kind}", f"remove the {kind}", f"make the {kind} {rng.choice(list(COLOURS))}",
+        f"remove the {kind}", f"remove the {kind}", f"make the {kind} {rng.choice(list(COLORS))}",
         f"turn the {kind} into {with_article(other)}",
     ))  # fmt: skip

@@ -22,15 +22,15 @@ from .evaluate import there_and_back
 from .second_judge import dents
 
 COUNT = 48
-COLOURS = {DEVELOPMENT: ("red", "blue", "blue"), TEST: ("green", "orange", "yellow")}  # circle, square, paper
+COLORS = {DEVELOPMENT: ("red", "blue", "blue"), TEST: ("green", "orange", "yellow")}  # circle, square, paper
 
 
 def circle_scenes(first: int) -> dict[str, tuple[Scene, str]]:
     """A large circle and a small one, with their captions; a development or a test set has its own colors."""
-    circle, square, paper = COLOURS[first]
+    circle, square, paper = COLORS[first]
     small = (Thing("circle", circle, "top"), Thing("square", square, "bottom"))
     return {
-        "large": (Scene((replace(small[0], place="centre"),), background=paper),
+        "large": (Scene((replace(small[0], place="center"),), background=paper),
                   f"a {circle} circle on a {paper} background"),
         "small": (Scene(small, background="white"), f"a {circle} circle above {with_article(square)} square"),
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """A second look at shapes, by another way than the judge's: nothing is cut out, every pixel is a mixture.
 
 The judge's masks teach the stage `redraw`, so they cannot say how good it is. Here a pixel is so much background, so
-much shadow and so much of each asked colour (least squares), which leaves soft pictures of the things. *Dents*: rays
+much shadow and so much of each asked color (least squares), which leaves soft pictures of the things. *Dents*: rays
 from the middle of a thing meet its edge where half of a pixel is covered; the standard deviation of their lengths over
 the mean.
 
@@ -14,19 +14,19 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from kleinlite.scenes import COLOURS, Thing, mix_colours
+from kleinlite.scenes import COLORS, Thing, mix_colors
 
 RAYS = 90
 STEP = 0.05  # pixels along a ray
 
 
 def covered(picture: Image.Image, things: Sequence[Thing]) -> np.ndarray:
-    """How much of each pixel is each thing, by its colour, from 0 to 1: (things, H, W)"""
+    """How much of each pixel is each thing, by its color, from 0 to 1: (things, H, W)"""
     levels = np.asarray(picture.convert("RGB"), dtype=np.float64)
     ground = np.median(np.concatenate([levels[0], levels[-1], levels[:, 0], levels[:, -1]]), axis=0)
     red, green, blue = (round(float(level)) for level in ground)
-    shadow = mix_colours((red, green, blue), (60, 60, 80), 0.3)
-    parts = np.array([shadow, *(COLOURS[thing.colour] for thing in things)]) - ground
+    shadow = mix_colors((red, green, blue), (60, 60, 80), 0.3)
+    parts = np.array([shadow, *(COLORS[thing.color] for thing in things)]) - ground
     shares = np.linalg.lstsq(parts.T, (levels - ground).reshape(-1, 3).T, rcond=None)[0]
     return np.clip(shares[1:], 0, 1).reshape(len(things), *levels.shape[:2])
 

@@ -26,7 +26,7 @@ META = json.loads((TINY / "meta.json").read_text(encoding="utf-8"))
 
 
 def gradients(width: int, height: int) -> Image.Image:
-    """A picture in which every place has its own colour, the same as in make_pipeline_golden.py."""
+    """A picture in which every place has its own color, the same as in make_pipeline_golden.py."""
     red = bytes(x * 255 // (width - 1) for x in range(width)) * height
     green = b"".join(bytes([y * 255 // (height - 1)]) * width for y in range(height))
     blue = bytes((x * x) % 251 for x in range(width)) * height

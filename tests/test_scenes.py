@@ -9,7 +9,7 @@ import pytest
 from PIL import ImageChops
 
 from kleinlite.scenes import (
-    COLOURS,
+    COLORS,
     Scene,
     Thing,
     captions,
@@ -40,7 +40,7 @@ def test_captions_name_what_the_scene_holds():
         scene = sample(seed)
         full = captions(scene)[-1]
         assert len(set(captions(scene))) == len(captions(scene))
-        assert all(f"{t.colour} {t.kind}" in full for t in scene.things)
+        assert all(f"{t.color} {t.kind}" in full for t in scene.things)
         assert "a orange" not in " ".join(captions(scene))
 
 
@@ -54,10 +54,10 @@ def test_relations_are_the_way_round_they_are_drawn():
     assert b > 150 > r, "the blue square is in the lower half"
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_colours_are_what_they_are_called(colour):
-    picture = draw(Scene((Thing("square", colour, "centre"),), background="white"))
-    assert picture.getpixel((48, 48)) == COLOURS[colour]
+@pytest.mark.parametrize("color", COLORS)
+def test_colors_are_what_they_are_called(color):
+    picture = draw(Scene((Thing("square", color, "center"),), background="white"))
+    assert picture.getpixel((48, 48)) == COLORS[color]
 
 
 def test_held_out_captions_are_a_fixed_tenth():
@@ -70,7 +70,7 @@ def test_held_out_captions_are_a_fixed_tenth():
 
 def test_nothing_is_white_on_white():
     scenes = [sample(s) for s in range(3000)] + [s for seed in range(3000) for s in (sample_edit(seed)[2],)]
-    assert not any(s.background == "white" and any(t.colour == "white" for t in s.things) for s in scenes)
+    assert not any(s.background == "white" and any(t.color == "white" for t in s.things) for s in scenes)
 
 
 def test_edits_change_what_they_name_and_keep_the_rest():
@@ -104,7 +104,7 @@ def test_an_instruction_names_one_change_or_none():
     said = {
         "remove the circle": (flat, things(square)),
         "add a red circle": (things(square), flat),
-        "make the square orange": (flat, things(circle, replace(square, colour="orange"))),
+        "make the square orange": (flat, things(circle, replace(square, color="orange"))),
         "turn the circle into a star": (flat, things(replace(circle, kind="star"), square)),
         "turn the tree into a red house": (land, replace(land, things=(Thing("house", "red", "left"),))),
         "make the background pink": (flat, replace(flat, background="pink")),
@@ -131,9 +131,9 @@ def test_relatives_share_everything_but_their_things():
             assert len(set(row) - {None}) == sum(text is not None for text in row)
 
 
-def test_recolouring_one_thing_leaves_most_pixels_alone():
+def test_recoloring_one_thing_leaves_most_pixels_alone():
     before = Scene((Thing("circle", "red", "top"), Thing("square", "blue", "bottom")), background="white", jitter=9)
-    after = replace(before, things=(replace(before.things[0], colour="green"), before.things[1]))
+    after = replace(before, things=(replace(before.things[0], color="green"), before.things[1]))
     share = changed_share(draw(before), draw(after))
     assert 0.05 < share < 0.2
 

@@ -64,7 +64,7 @@ def as_image(x: mx.array | Image.Image) -> Any:
 
 
 def compress(picture: Image.Image) -> tuple[bytes, str]:
-    """A file small enough to be committed with its notebook: a photo's JPEG or a plot's PNG of 256 colours; which."""
+    """A file small enough to be committed with its notebook: a photo's JPEG or a plot's PNG of 256 colors; which."""
     file = io.BytesIO()
     picture = picture.convert("RGB")
     if picture.getcolors(4096) is None:  # more than that: plots have one or two thousand, by their soft edges
@@ -135,7 +135,7 @@ def maps(
     arrays: Sequence[mx.array], titles: Sequence[str] = (), columns: int = 4, scale: float = 1.5, cmap: str = "viridis",
     limits: tuple[float, float] | None = None, label: str = "",
 ) -> None:  # fmt: skip
-    """Several (H, W) maps of numbers in colour, one scale for all of them, with its bar."""
+    """Several (H, W) maps of numbers in color, one scale for all of them, with its bar."""
     low, high = limits or (min(float(a.min()) for a in arrays), max(float(a.max()) for a in arrays))
     columns = min(columns, len(arrays))
     tall = scale * arrays[0].shape[0] / arrays[0].shape[1]
@@ -209,8 +209,8 @@ def points(clouds: dict[str, mx.array], paths: mx.array | None = None, panels: b
     if paths is not None:
         for i in range(min(paths.shape[1], 60)):
             axes[0].plot(paths[:, i, 0].tolist(), paths[:, i, 1].tolist(), color="#999", linewidth=0.5, alpha=0.7)
-    for ax, (name, xy), colour in zip(axes, clouds.items(), ("C0", "C1", "C2", "C3")):
-        ax.scatter(xy[:, 0].tolist(), xy[:, 1].tolist(), s=4, label=name, alpha=0.7, color=colour)
+    for ax, (name, xy), color in zip(axes, clouds.items(), ("C0", "C1", "C2", "C3")):
+        ax.scatter(xy[:, 0].tolist(), xy[:, 1].tolist(), s=4, label=name, alpha=0.7, color=color)
         ax.set(xlim=(-3, 3), ylim=(-3, 3), xlabel="x", aspect="equal")
         if panels:
             ax.set_title(name, fontsize=8)
@@ -258,9 +258,9 @@ def lineage() -> None:
     """Which idea came into the transformer when: a line from the first of these networks that has it to the last."""
     _, ax = plt.subplots(figsize=(7.4, 3.3))
     for y, (idea, has) in enumerate(INHERITED.items()):
-        colour = "#3a60d6" if has[-1] == len(ANCESTORS) - 1 else "#9a9aa5"
-        ax.plot([has[0], has[-1]], [y, y], color=colour, linewidth=1.5, alpha=0.5)
-        ax.scatter(has, [y] * len(has), color=colour, s=26, zorder=3)
+        color = "#3a60d6" if has[-1] == len(ANCESTORS) - 1 else "#9a9aa5"
+        ax.plot([has[0], has[-1]], [y, y], color=color, linewidth=1.5, alpha=0.5)
+        ax.scatter(has, [y] * len(has), color=color, s=26, zorder=3)
         ax.text(has[0] - 0.1, y, idea, ha="right", va="center", fontsize=7.5)
     ax.set_xticks(range(len(ANCESTORS)), ANCESTORS, fontsize=8)
     ax.set(xlim=(-2.2, len(ANCESTORS) - 0.7), ylim=(len(INHERITED) - 0.4, -0.7))
@@ -281,8 +281,8 @@ def blocks() -> None:
 
     middle: Any = {"ha": "center", "va": "center"}
 
-    def box(x: float, y: float, text: str, width: float = 1.9, colour: str = "#eef1f8") -> None:
-        style: Any = {"boxstyle": "round,pad=0.05", "facecolor": colour, "edgecolor": "#8a94b8"}
+    def box(x: float, y: float, text: str, width: float = 1.9, color: str = "#eef1f8") -> None:
+        style: Any = {"boxstyle": "round,pad=0.05", "facecolor": color, "edgecolor": "#8a94b8"}
         ax.add_patch(FancyBboxPatch((x - width / 2, y - 0.3), width, 0.6, **style))
         ax.text(x, y, text, fontsize=7, **middle)
 
@@ -300,25 +300,25 @@ def blocks() -> None:
         plus = {"boxstyle": "circle,pad=0.12", "fc": "white"}
         ax.text(x, bottom, "+", fontsize=9, bbox=plus, **middle)
 
-    for x, side, name, colour in ((1.6, -1, "text (m, d)", "#fdf3e7"), (5.2, 1, "picture (n, d)", "#e7f3ec")):
+    for x, side, name, color in ((1.6, -1, "text (m, d)", "#fdf3e7"), (5.2, 1, "picture (n, d)", "#e7f3ec")):
         ax.text(x, 7.95, name, fontsize=8, weight="bold", **middle)
         read = "norm · scale, shift"
         out = "MLP (SwiGLU) · gate"
         for y, text in ((7.2, read), (6.4, "q, k, v"), (4.4, "projection · gate"), (2.8, read), (2.0, out)):
-            box(x, y, text, colour=colour)
+            box(x, y, text, color=color)
         arrow(x, 6.1, x - side * 0.4, 5.75)
         arrow(x - side * 0.4, 5.1, x, 4.75)
         residual(x, 7.66, 3.6, side * 1.25)
         residual(x, 3.28, 1.2, side * 1.25)
         down(x, (7.78, 7.55), (6.9, 6.75), (4.1, 3.8), (3.4, 3.15), (2.5, 2.35), (1.7, 1.4), (1.0, 0.6))
-    box(3.4, 5.43, "attention over m + n tokens", width=5.3, colour="#e3e9fb")
+    box(3.4, 5.43, "attention over m + n tokens", width=5.3, color="#e3e9fb")
     ax.text(3.4, 0.3, "double block: own weights, one attention", fontsize=8, **middle)
 
     x = 10.0
     ax.text(x, 7.95, "text and picture (m + n, d)", fontsize=8, weight="bold", **middle)
     box(x, 7.2, "norm · scale, shift")
     box(x, 6.4, "one matrix: q, k, v | gate, up", width=3.4)
-    box(x - 1.0, 5.43, "attention", colour="#e3e9fb")
+    box(x - 1.0, 5.43, "attention", color="#e3e9fb")
     box(x + 1.1, 5.43, "SwiGLU")
     box(x, 4.4, "one matrix · gate", width=3.4)
     for aside in (-1.0, 1.1):
@@ -368,9 +368,9 @@ def name_trees(pairs: dict[str, Sequence[str]], titles: tuple[str, str]) -> None
             ax.text(x, y, text, fontsize=size, family="DejaVu Sans Mono", va="center", color=ink)
             ends[side][name] = (x - 0.05 if side else x + len(text) * letter + 0.1, y)
     for ours, theirs in pairs.items():
-        colour = "#f08a24" if "txt" in ours else "#3ca052" if "img" in ours else "#3a60d6"
+        color = "#f08a24" if "txt" in ours else "#3ca052" if "img" in ours else "#3a60d6"
         for name in theirs:
             (x0, y0) = ends[0][ours]
             (x1, y1) = ends[1][name]
-            ax.plot([x0, 2.75, 4.25, x1], [y0, y0, y1, y1], color=colour, linewidth=0.9)
+            ax.plot([x0, 2.75, 4.25, x1], [y0, y0, y1, y1], color=color, linewidth=0.9)
     show_figure(sharper=1.65)

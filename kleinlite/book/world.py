@@ -55,7 +55,7 @@ def sample(seed: int) -> Scene:
     """One shape in the middle or two of different kinds, on white paper; the same for the same seed."""
     rng = random.Random(seed)
     kinds = rng.sample(KINDS, 2)
-    places = rng.choice((("centre",), ("top", "bottom"), ("left", "right")))
+    places = rng.choice((("center",), ("top", "bottom"), ("left", "right")))
     things = tuple(Thing(kind, rng.choice(COLORS), place) for kind, place in zip(kinds, places))
     return Scene(things, background="white", jitter=seed)
 
@@ -68,7 +68,7 @@ def sentence(scene: Scene) -> str:
 def label(scene: Scene) -> int:
     """The number, 0 to 15, of the first shape's color and kind: all that a label says of a scene."""
     first = scene.things[0]
-    return COLORS.index(first.colour) * len(KINDS) + KINDS.index(first.kind)
+    return COLORS.index(first.color) * len(KINDS) + KINDS.index(first.kind)
 
 
 def world_of(scenes: list[Scene], size: int) -> World:
@@ -97,7 +97,7 @@ def scene_of(asked: str) -> Scene:
     """The scene that such a sentence asks for: "a red circle" or "a red circle above a blue square"."""
     _, color, kind, *rest = asked.split()
     if not rest:
-        return Scene((Thing(kind, color, "centre"),), background="white", jitter=None)
+        return Scene((Thing(kind, color, "center"),), background="white", jitter=None)
     places = ("top", "bottom") if rest[0] == "above" else ("left", "right")
     things = (Thing(kind, color, places[0]), Thing(rest[-1], rest[-2], places[1]))
     return Scene(things, background="white", jitter=None)
@@ -122,7 +122,7 @@ def answers(picture: mx.array, scene: Scene) -> list[bool]:
     right = []
     for i, thing in enumerate(scene.things):
         kinds = [replace(thing, kind=kind) for kind in KINDS if kind != thing.kind]
-        colors = [replace(thing, colour=color) for color in COLORS if color != thing.colour]
+        colors = [replace(thing, color=color) for color in COLORS if color != thing.color]
         for others in (kinds, colors):
             changed = [replace(scene, things=scene.things[:i] + (other,) + scene.things[i + 1 :]) for other in others]
             right.append(all(near < distance(picture, scene) for scene in changed))

@@ -1,7 +1,7 @@
 """How much of what was asked is in the picture? A judge. `python -m recipe.evaluate` fills in the table.
 
 The judge works by drawing: it looks for the ground and sky whose drawing comes closest to the picture. Shapes are
-then cut out by colour and compared by outline (kleinlite/nano/shapes.py); houses, trees and boats are looked for along
+then cut out by color and compared by outline (kleinlite/nano/shapes.py); houses, trees and boats are looked for along
 the whole ground. Whatever is there counts, so that a second house is a mistake, and a crown is no star. It has learned
 nothing and so has seen no training picture. On clean drawings it must find at least 99 % of the attributes
 (tests/nano/test_evaluate.py); captions are held-out ones.
@@ -69,7 +69,7 @@ def place_of(middle: tuple[float, float]) -> str:
     x = middle[0] - 0.5
     y = middle[1] - 0.5
     if max(abs(x), abs(y)) < 0.12:
-        return "centre"
+        return "center"
     if abs(x) > abs(y):
         return "left" if x < 0 else "right"
     return "top" if y < 0 else "bottom"
@@ -79,9 +79,9 @@ def see_shapes(image: Image.Image, ground: Scene) -> Scene:
     """Things on a flat background: whatever stands there, by its outline, at any place and size."""
 
     def order(thing: Thing) -> tuple[bool, bool]:
-        return (thing.place not in ("top", "left"), thing.place != "centre")  # as `sample` lists them
+        return (thing.place not in ("top", "left"), thing.place != "center")  # as `sample` lists them
 
-    things = [Thing(found.kind, found.colour, place_of(found.middle)) for found in find_shapes(image)]
+    things = [Thing(found.kind, found.color, place_of(found.middle)) for found in find_shapes(image)]
     return replace(ground, things=tuple(sorted(things, key=order)))
 
 
@@ -89,7 +89,7 @@ def see_shapes(image: Image.Image, ground: Scene) -> Scene:
 def land_templates(ground: Scene) -> tuple[list[Thing], mx.array]:
     """Each thing that can stand on a ground, and what it changes below the skyline, (things, H, W, 3)."""
     kinds = SEA_THINGS if ground.ground == "sea" else LAND_THINGS
-    things = [Thing(kind, colour, "left") for kind, colours in kinds.items() for colour in colours]
+    things = [Thing(kind, color, "left") for kind, colors in kinds.items() for color in colors]
     return things, mx.stack([(drawn(replace(ground, things=(thing,))) - drawn(ground))[SKYLINE:] for thing in things])
 
 
@@ -143,8 +143,8 @@ def requested(scene: Scene, caption: str) -> Attributes:
         if f" {thing.kind} " not in words:
             continue
         want[f"kind {i}"] = thing.kind
-        if f" {thing.colour} {thing.kind} " in words:
-            want[f"colour {i}"] = thing.colour
+        if f" {thing.color} {thing.kind} " in words:
+            want[f"color {i}"] = thing.color
         said = any(f" {p} " in words for p in ("above", "below", "of", "middle", "top", "bottom"))
         if said or f" on the {thing.place} " in words.replace(" with the sun on", "").replace(" with the moon on", ""):
             want[f"place {i}"] = thing.place
@@ -167,7 +167,7 @@ def detected(seen: Scene, scene: Scene, want: Attributes) -> dict[str, bool]:
     for i, thing in enumerate(scene.things):
         if f"kind {i}" in want and left:
             match[i] = max(
-                left, key=lambda t: (t.kind == thing.kind) + (t.colour == thing.colour) + (t.place == thing.place)
+                left, key=lambda t: (t.kind == thing.kind) + (t.color == thing.color) + (t.place == thing.place)
             )
             left.remove(match[i])
     right = {}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from ..models.registry import find_bundled
-from ..scenes import BACKGROUNDS, COLOURS, GROUNDS, LAND_THINGS, RELATIONS, SEA_THINGS, SHAPES, SUNS, WHEN
+from ..scenes import BACKGROUNDS, COLORS, GROUNDS, LAND_THINGS, RELATIONS, SEA_THINGS, SHAPES, SUNS, WHEN
 from .synonyms import OPENINGS, SYNONYMS
 
 DRAWS = "circles, squares, triangles, stars, hearts, diamonds, houses, trees and boats"
@@ -38,15 +38,15 @@ def with_synonyms(names: Iterable[str]) -> set[str]:
 def list_words() -> set[str]:
     """Every word of the captions and instructions that nano learned from, and of their rewordings."""
     grounds = [name for name, *_ in GROUNDS.values()]
-    names = with_synonyms((*COLOURS, *THINGS, *PLURALS, *RELATIONS, *WHEN.values(), *SYNONYMS))
+    names = with_synonyms((*COLORS, *THINGS, *PLURALS, *RELATIONS, *WHEN.values(), *SYNONYMS))
     return {word for text in (BETWEEN, *names, *grounds, *SUNS.values(), *OPENINGS) for word in split_words(text)}
 
 
 WORDS = list_words() | HARMLESS
 THING_WORDS = with_synonyms(THINGS) | {*PLURALS}
-MEANT = sorted(word for word in THING_WORDS | with_synonyms(COLOURS) if len(word) > 3)  # by what may be a typo
-# Colours of things, and of no background.
-NOT_BEHIND = with_synonyms(COLOURS) - with_synonyms(filter(None, BACKGROUNDS))
+MEANT = sorted(word for word in THING_WORDS | with_synonyms(COLORS) if len(word) > 3)  # by what may be a typo
+# Colors of things, and of no background.
+NOT_BEHIND = with_synonyms(COLORS) - with_synonyms(filter(None, BACKGROUNDS))
 
 
 def describe_limits(model: str, size: int, prompt: str, width: int, height: int) -> str:
@@ -61,9 +61,9 @@ def describe_limits(model: str, size: int, prompt: str, width: int, height: int)
     learned = [f'"{word}"' for word in unknown[:3]]
     if len(unknown) > 3:
         learned.append(f"{len(unknown) - 3} more words")
-    for colour, what in zip(words, words[1:]):
-        if what in ("background", "backdrop") and colour in NOT_BEHIND:
-            learned.append(f"a {colour} {what}")
+    for color, what in zip(words, words[1:]):
+        if what in ("background", "backdrop") and color in NOT_BEHIND:
+            learned.append(f"a {color} {what}")
     if sum(word in THING_WORDS for word in words) > MOST_THINGS:
         learned.append(f"more than {MOST_THINGS} things")
     if (width, height) != (size, size):

@@ -1,6 +1,6 @@
-"""A strict look at shapes: cut out by colour, whatever their place and size, and laid over the six that there are.
+"""A strict look at shapes: cut out by color, whatever their place and size, and laid over the six that there are.
 
-A thing is what is nearer to its own colour than to the background and the shadow. Its bounding box is scaled to a
+A thing is what is nearer to its own color than to the background and the shadow. Its bounding box is scaled to a
 square and compared with each kind's: the overlap (IoU) says which kind it is, and how well it is drawn. A crown is no
 star here, and a rounded square no circle. *Ripple* is what a flat background does that it should not: the standard
 deviation, in levels of 255, where nothing stands.
@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from ..scenes import COLOURS, SHAPES, mix_colours, shape_corners
+from ..scenes import COLORS, SHAPES, mix_colors, shape_corners
 
 SIDE = 96  # of the masks that are compared
 CORE = 20  # pixels of a 96 × 96 picture that a thing must have left when a ring of one pixel is taken away
@@ -26,10 +26,10 @@ UNCLEAR = 0.8  # a shape that overlaps less with every kind is none of them
 
 @dataclass(frozen=True)
 class Found:
-    """A thing in a picture: kind ("unclear" if it is none), colour, overlap, middle (x, y) in fractions of the side."""
+    """A thing in a picture: kind ("unclear" if it is none), color, overlap, middle (x, y) in fractions of the side."""
 
     kind: str
-    colour: str
+    color: str
     overlap: float
     middle: tuple[float, float]
 
@@ -71,15 +71,15 @@ def overlaps(mask: Image.Image) -> dict[str, float]:
 
 
 def background_of(picture: mx.array) -> mx.array:
-    """The median colour along the border, (3,)."""
+    """The median color along the border, (3,)."""
     edges = picture[:2], picture[-2:], picture[:, :2], picture[:, -2:]
     border = mx.concatenate([edge.reshape(-1, 3) for edge in edges])
     return mx.sort(border, axis=0)[len(border) // 2]
 
 
-def distances(picture: mx.array, colours: list) -> mx.array:
-    """Squared distance of each pixel to each colour, (count, H, W)"""
-    return mx.stack([((picture - mx.array(list(colour), dtype=mx.float32)) ** 2).sum(-1) for colour in colours])
+def distances(picture: mx.array, colors: list) -> mx.array:
+    """Squared distance of each pixel to each color, (count, H, W)"""
+    return mx.stack([((picture - mx.array(list(color), dtype=mx.float32)) ** 2).sum(-1) for color in colors])
 
 
 def components(mask: Image.Image) -> list[Image.Image]:
@@ -100,18 +100,18 @@ def area(mask: Image.Image) -> int:
 
 
 def cut_out(image: Image.Image) -> list[tuple[str, Image.Image]]:
-    """Colour and mask of everything that stands on a flat background. Masks are FINE times as large as the picture."""
+    """Color and mask of everything that stands on a flat background. Masks are FINE times as large as the picture."""
     picture = pixels(image)
     large = (image.width * FINE, image.height * FINE)
     red, green, blue = (int(level) for level in background_of(picture))  # levels are whole numbers
     ground = red, green, blue
-    colours = [ground, mix_colours(ground, (60, 60, 80), 0.3), *COLOURS.values()]
-    away = distances(picture, colours)
+    colors = [ground, mix_colors(ground, (60, 60, 80), 0.3), *COLORS.values()]
+    away = distances(picture, colors)
     found = []
     nearest = away.argmin(axis=0)
-    fine = distances(pixels(image.resize(large, Image.Resampling.BICUBIC)), colours)  # where between two pixels it ends
-    for i, colour in enumerate(COLOURS, 2):
-        # The rim of a thing fades into the background, through other colours: a ring of one pixel decides nothing.
+    fine = distances(pixels(image.resize(large, Image.Resampling.BICUBIC)), colors)  # where between two pixels it ends
+    for i, color in enumerate(COLORS, 2):
+        # The rim of a thing fades into the background, through other colors: a ring of one pixel decides nothing.
         cores = mask_image(nearest == i).filter(ImageFilter.MinFilter(3))
         seeds = [core for core in components(cores) if area(core) >= CORE]
         whole = mask_image(away[i] < mx.minimum(away[0], away[1]))
@@ -119,19 +119,19 @@ def cut_out(image: Image.Image) -> list[tuple[str, Image.Image]]:
             if any(area(ImageChops.darker(part, seed)) for seed in seeds):
                 around = part.filter(ImageFilter.MaxFilter(3)).resize(large, Image.Resampling.NEAREST)
                 outline = mask_image(fine[i] < mx.minimum(fine[0], fine[1]))
-                found.append((colour, ImageChops.darker(around, outline)))
+                found.append((color, ImageChops.darker(around, outline)))
     return found
 
 
 def find_shapes(image: Image.Image) -> list[Found]:
     """Everything that stands on a flat background, from the largest to the smallest."""
     found = []
-    for colour, mask in sorted(cut_out(image), key=lambda cut: -area(cut[1])):
+    for color, mask in sorted(cut_out(image), key=lambda cut: -area(cut[1])):
         by_kind = overlaps(mask)
         kind = max(by_kind, key=by_kind.__getitem__)
         left, top, right, bottom = mask.getbbox() or (0, 0, 0, 0)  # never empty: `cut_out` asks for an area
         middle = (left + right) / 2 / mask.width, (top + bottom) / 2 / mask.height
-        found.append(Found(kind if by_kind[kind] >= UNCLEAR else "unclear", colour, by_kind[kind], middle))
+        found.append(Found(kind if by_kind[kind] >= UNCLEAR else "unclear", color, by_kind[kind], middle))
     return found
 
 

@@ -50,9 +50,9 @@ function chip(token, share, chosen, click) {
     shown(token.text),
   );
   if (share !== null) {
-    const colour = viridis(share),
-      light = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] > 140;
-    element.style.background = `rgb(${colour})`;
+    const color = viridis(share),
+      light = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] > 140;
+    element.style.background = `rgb(${color})`;
     element.style.color = light ? "#111" : "#fff";
   }
   return element;

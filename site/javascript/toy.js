@@ -78,7 +78,7 @@ export function showToy(place) {
   function draw() {
     const context = paper.getContext("2d"),
       style = getComputedStyle(place),
-      colour = (name) => style.getPropertyValue(name).trim();
+      color = (name) => style.getPropertyValue(name).trim();
     context.clearRect(0, 0, SIDE, SIDE);
     const dots = (points, radius, fill, alpha) => {
       context.globalAlpha = alpha;
@@ -100,12 +100,12 @@ export function showToy(place) {
       context.stroke();
       context.globalAlpha = 1;
     };
-    dots(examples, 2, colour("--links"), 0.45);
+    dots(examples, 2, color("--links"), 0.45);
     if (paths)
       for (let k = 0; k < 2 * 60; k += 2)
         for (let i = 0; i < STEPS; i++)
-          line([path[i][k], path[i][k + 1]], [path[i + 1][k], path[i + 1][k + 1]], colour("--red"), 1, 0.35);
-    dots(pointsAt(time), 2.4, colour("--red"), 0.85);
+          line([path[i][k], path[i][k + 1]], [path[i + 1][k], path[i + 1][k + 1]], color("--red"), 1, 0.35);
+    dots(pointsAt(time), 2.4, color("--red"), 0.85);
     if (!asked) return;
     if (examples.length) {
       const t = Math.max(time, 0.02),
@@ -115,16 +115,16 @@ export function showToy(place) {
         if (share < 0.02 * most) return;
         const end = [examples[2 * i], examples[2 * i + 1]],
           begin = [0, 1].map((k) => end[k] + (asked[k] - end[k]) / t);
-        line(begin, end, colour("--fg"), 1, 0.05 + 0.3 * (share / most));
+        line(begin, end, color("--fg"), 1, 0.05 + 0.3 * (share / most));
       });
-      line(asked, expected, colour("--links"), 4, 1);
-      dots(expected, 6, colour("--links"), 1);
+      line(asked, expected, color("--links"), 4, 1);
+      dots(expected, 6, color("--links"), 1);
     }
     const answer = guess();
-    line(asked, answer, colour("--red"), 2, 1);
-    dots(answer, 4, colour("--red"), 1);
-    line([asked[0] - 0.1, asked[1]], [asked[0] + 0.1, asked[1]], colour("--fg"), 2, 1);
-    line([asked[0], asked[1] - 0.1], [asked[0], asked[1] + 0.1], colour("--fg"), 2, 1);
+    line(asked, answer, color("--red"), 2, 1);
+    dots(answer, 4, color("--red"), 1);
+    line([asked[0] - 0.1, asked[1]], [asked[0] + 0.1, asked[1]], color("--fg"), 2, 1);
+    line([asked[0], asked[1] - 0.1], [asked[0], asked[1] + 0.1], color("--fg"), 2, 1);
   }
 
   /** The example that the network expects from where the pointer is: x - t·velocity. */

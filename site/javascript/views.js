@@ -13,9 +13,9 @@ const VIRIDIS = [
   "b5de2b",
   "fde725",
 ].map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
-const COLOURS = ["var(--links)", "var(--red)", "#2f9e68", "#b8860b", "#8a63d2", "#d05a9c"];
+const COLORS = ["var(--links)", "var(--red)", "#2f9e68", "#b8860b", "#8a63d2", "#d05a9c"];
 
-/** The colour of a share from 0 to 1: [red, green, blue]. */
+/** The color of a share from 0 to 1: [red, green, blue]. */
 export function viridis(share) {
   const at = Math.min(Math.max(share, 0), 1) * (VIRIDIS.length - 1),
     i = Math.min(Math.floor(at), VIRIDIS.length - 2);
@@ -120,20 +120,20 @@ export function chart({
   const legend = svg("text", { x: width - right, y: 14, "text-anchor": "end" });
   root.append(legend);
   Object.entries(series).forEach(([name, points], i) => {
-    const colour = COLOURS[i % COLOURS.length];
+    const color = COLORS[i % COLORS.length];
     if (!dots.includes(name))
       root.append(
         svg("polyline", {
           points: points.map((p) => `${px(p[0])},${py(p[1])}`).join(" "),
           fill: "none",
-          stroke: colour,
+          stroke: color,
           "stroke-width": 2,
         }),
       );
     if (dots.includes(name) || points.length < 60)
       for (const p of points)
-        root.append(svg("circle", { cx: px(p[0]), cy: py(p[1]), r: points.length > 60 ? 1 : 3, fill: colour }));
-    if (Object.keys(series).length > 1) legend.append(svg("tspan", { dx: 10, style: `fill: ${colour}` }, name));
+        root.append(svg("circle", { cx: px(p[0]), cy: py(p[1]), r: points.length > 60 ? 1 : 3, fill: color }));
+    if (Object.keys(series).length > 1) legend.append(svg("tspan", { dx: 10, style: `fill: ${color}` }, name));
   });
   for (const [a, b, c, d] of arrows) {
     const angle = (Math.atan2(py(d) - py(b), px(c) - px(a)) * 180) / Math.PI;

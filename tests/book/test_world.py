@@ -11,7 +11,7 @@ from kleinlite.scenes import held_out
 
 
 def shapes(scenes):
-    return Counter((thing.kind, thing.colour) for scene in scenes for thing in scene.things)
+    return Counter((thing.kind, thing.color) for scene in scenes for thing in scene.things)
 
 
 def test_the_exam_has_every_shape_equally_often_and_its_pairs_are_kept_back():
@@ -33,13 +33,13 @@ def test_the_judge_finds_drawings_right_and_a_quarter_of_a_blank_sheet(size):
     assert world.count_right([paper] * 16, exam.scenes[16:]) == (8, 8)
 
 
-@pytest.mark.parametrize("name", ["kind", "colour"])
+@pytest.mark.parametrize("name", ["kind", "color"])
 def test_kinds_and_colors_are_counted_apart(name):
     exam = world.make_exam(24)
-    same = {"kind": "circle", "colour": "red"}[name]
+    same = {"kind": "circle", "color": "red"}[name]
     scenes = [replace(s, things=tuple(replace(thing, **{name: same}) for thing in s.things)) for s in exam.scenes]
     right = world.count_right(list(world.drawings(scenes, 24)), exam.scenes)
-    assert right == {"kind": (12, 48), "colour": (48, 12)}[name]
+    assert right == {"kind": (12, 48), "color": (48, 12)}[name]
 
 
 def test_worlds_to_learn_from_and_to_test_with_share_no_scene():

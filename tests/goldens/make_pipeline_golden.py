@@ -156,7 +156,7 @@ def make_model(folder):
 
 
 def gradients(width, height):
-    """A picture in which every place has its own colour: red grows to the right, green downwards."""
+    """A picture in which every place has its own color: red grows to the right, green downwards."""
     red = bytes(x * 255 // (width - 1) for x in range(width)) * height
     green = b"".join(bytes([y * 255 // (height - 1)]) * width for y in range(height))
     blue = bytes((x * x) % 251 for x in range(width)) * height

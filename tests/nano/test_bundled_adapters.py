@@ -67,7 +67,7 @@ def outline_accuracy(klein: Klein, count: int) -> float:
     right = 0
     for picture, scene in zip(klein([captions(scene)[-1] for scene in wishes], seed=0, progress=False), wishes):
         thing = scene.things[0]
-        others = {kind: lone(kind, thing.colour, scene.background) for kind in SHAPES}
+        others = {kind: lone(kind, thing.color, scene.background) for kind in SHAPES}
         drawings = {kind: to_array(draw(other, SIZE)) for kind, other in others.items()}
         drawings |= {f"{kind}, outlined": to_array(outline(other)) for kind, other in others.items()}
         right += closest(picture, drawings) == f"{thing.kind}, outlined"
@@ -116,7 +116,7 @@ def test_edits_with_a_cache_come_nearer_to_the_plain_ones():
 
 def test_the_eye_for_crosses():
     def picture(kind):
-        return draw(Scene((Thing(kind, "red", "centre"),), background="blue", jitter=3), 96)
+        return draw(Scene((Thing(kind, "red", "center"),), background="blue", jitter=3), 96)
 
     assert is_cross(draw_cross("red", "blue", jitter=5), "red", "blue")
     assert not any(is_cross(picture(kind), "red", "blue") for kind in ("circle", "star", "diamond", "square"))

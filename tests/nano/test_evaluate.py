@@ -49,7 +49,7 @@ PAIR = Scene((Thing("circle", "red", "top"), Thing("square", "blue", "bottom")),
 LAND = Scene((Thing("house", "red", "left"),), sky="day", ground="hills", sun_side="right", jitter=4)
 CHANGES = {
     "kind 0": (PAIR, replace(PAIR, things=(replace(PAIR.things[0], kind="diamond"), PAIR.things[1]))),
-    "colour 1": (PAIR, replace(PAIR, things=(PAIR.things[0], replace(PAIR.things[1], colour="green")))),
+    "color 1": (PAIR, replace(PAIR, things=(PAIR.things[0], replace(PAIR.things[1], color="green")))),
     "background": (PAIR, replace(PAIR, background="pink")),
     "number": (PAIR, replace(PAIR, things=PAIR.things[:1])),
     "sky": (LAND, replace(LAND, sky="night")),
@@ -74,10 +74,10 @@ def test_upside_down_is_wrong():
 
 def test_only_what_the_caption_says_is_asked():
     assert requested(PAIR, "a red circle above a blue square").keys() == {
-        "family", "kind 0", "colour 0", "place 0", "kind 1", "colour 1", "place 1"
+        "family", "kind 0", "color 0", "place 0", "kind 1", "color 1", "place 1"
     }  # fmt: skip
     assert requested(LAND, "a house").keys() == {"family", "kind 0"}
-    assert requested(LAND, "a red house under a yellow sun").keys() == {"family", "kind 0", "colour 0", "sky"}
+    assert requested(LAND, "a red house under a yellow sun").keys() == {"family", "kind 0", "color 0", "sky"}
     full = requested(LAND, captions(LAND)[-1])
     assert full["sun side"] == "right" and full["ground"] == "hills" and full["sky"] == "day"
 
@@ -106,14 +106,14 @@ def test_copying_keeps_everything_and_changes_nothing():
 
 
 def test_changing_more_than_asked_is_told():
-    green = replace(PAIR, things=(PAIR.things[0], replace(PAIR.things[1], colour="green")))
-    both = replace(PAIR, things=tuple(replace(thing, colour="green") for thing in PAIR.things))
+    green = replace(PAIR, things=(PAIR.things[0], replace(PAIR.things[1], color="green")))
+    both = replace(PAIR, things=tuple(replace(thing, color="green") for thing in PAIR.things))
     made, kept = score_edit(judge(draw(both)), PAIR, green)
-    assert made == {"colour bottom": True}
-    assert [name for name, ok in kept.items() if not ok] == ["colour top"]
+    assert made == {"color bottom": True}
+    assert [name for name, ok in kept.items() if not ok] == ["color top"]
     alone = replace(PAIR, things=PAIR.things[:1])
-    made, kept = score_edit(judge(draw(green)), PAIR, alone)  # the thing to remove is still there, in another colour
-    assert not made["kind bottom"] and not made["colour bottom"] and all(kept.values())
+    made, kept = score_edit(judge(draw(green)), PAIR, alone)  # the thing to remove is still there, in another color
+    assert not made["kind bottom"] and not made["color bottom"] and all(kept.values())
 
 
 def test_what_comes_along_unasked_is_told():

@@ -84,7 +84,7 @@ def test_it_draws_what_it_is_told(nano):
     drawn = nano([caption for _, caption in cases], seed=list(range(60)), progress=False)
     by_kind, attributes, _ = tally(examine(drawn, cases))
     assert attributes > 0.92, by_kind
-    assert min(by_kind[what] for what in ("colour", "place")) > 0.95 and by_kind["kind"] > 0.75, by_kind
+    assert min(by_kind[what] for what in ("color", "place")) > 0.95 and by_kind["kind"] > 0.75, by_kind
 
 
 @pytest.mark.slow

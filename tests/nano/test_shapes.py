@@ -9,17 +9,17 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from kleinlite.nano.evaluate import detected, judge, requested
 from kleinlite.nano.shapes import find_shapes, ripple
-from kleinlite.scenes import COLOURS, SHAPES, Scene, Thing, captions, draw
+from kleinlite.scenes import COLORS, SHAPES, Scene, Thing, captions, draw
 from recipe.one_shape import one_shape, one_shape_cases, summary
 
-STAR = Thing("star", "red", "centre")
+STAR = Thing("star", "red", "center")
 BLUE = (184, 212, 244)
 
 
-def painted(corners, colour="red", size=96) -> Image.Image:
+def painted(corners, color="red", size=96) -> Image.Image:
     """A polygon, corners in fractions of the side, on pale blue."""
     image = Image.new("RGB", (3 * size, 3 * size), BLUE)
-    ImageDraw.Draw(image).polygon([(3 * size * x, 3 * size * y) for x, y in corners], fill=COLOURS[colour])
+    ImageDraw.Draw(image).polygon([(3 * size * x, 3 * size * y) for x, y in corners], fill=COLORS[color])
     return image.resize((size, size), Image.Resampling.BOX)
 
 
@@ -31,12 +31,12 @@ def test_drawn_shapes_pass():
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_place_and_size_do_not_matter(kind):
-    large = draw(Scene((Thing(kind, "purple", "centre"),), background="white"))
+    large = draw(Scene((Thing(kind, "purple", "center"),), background="white"))
     for side, corner in ((96, (0, 0)), (60, (30, 8)), (44, (2, 50))):
         canvas = Image.new("RGB", (96, 96), large.getpixel((0, 0)))
         canvas.paste(large.resize((side, side), Image.Resampling.LANCZOS), corner)
         (found,) = find_shapes(canvas)
-        assert (found.kind, found.colour) == (kind, "purple") and found.overlap > 0.88
+        assert (found.kind, found.color) == (kind, "purple") and found.overlap > 0.88
 
 
 def test_a_crown_is_no_star_and_a_rounded_square_no_circle():
@@ -48,13 +48,13 @@ def test_a_crown_is_no_star_and_a_rounded_square_no_circle():
 
     turns = [2 * math.pi * i / 80 for i in range(80)]
     rounded = painted([(0.5 + 0.3 * power(math.cos(a)), 0.5 + 0.3 * power(math.sin(a))) for a in turns])
-    right, overlap, _ = one_shape(rounded, Thing("circle", "red", "centre"))
+    right, overlap, _ = one_shape(rounded, Thing("circle", "red", "center"))
     assert not right and overlap < 0.9
-    assert one_shape(painted([(0.2, 0.2), (0.8, 0.2), (0.8, 0.8), (0.2, 0.8)]), Thing("square", "red", "centre"))[0]
+    assert one_shape(painted([(0.2, 0.2), (0.8, 0.2), (0.8, 0.8), (0.2, 0.8)]), Thing("square", "red", "center"))[0]
 
 
-def test_another_colour_is_wrong_and_nothing_is_nothing():
-    assert not one_shape(draw(Scene((replace(STAR, colour="blue"),), background="white")), STAR)[0]
+def test_another_color_is_wrong_and_nothing_is_nothing():
+    assert not one_shape(draw(Scene((replace(STAR, color="blue"),), background="white")), STAR)[0]
     assert one_shape(Image.new("RGB", (96, 96), BLUE), STAR)[:2] == (False, 0.0)
 
 
@@ -93,7 +93,7 @@ def test_a_second_house_is_told():
 
 def test_a_third_shape_is_told():
     three = draw(PAIR)
-    ImageDraw.Draw(three).rectangle((40, 8, 52, 20), fill=COLOURS["green"])
+    ImageDraw.Draw(three).rectangle((40, 8, 52, 20), fill=COLORS["green"])
     assert not wrong(draw(PAIR), PAIR) and "number" in wrong(three, PAIR)
 
 

@@ -35,7 +35,7 @@ PAIR = Scene((Thing("circle", "red", "top"), Thing("square", "blue", "bottom")),
 @pytest.mark.parametrize("kind", SHAPES)
 def test_the_ruler_finds_middle_and_radius(kind):
     """To a third of a pixel, wherever the shape stands and however large it is."""
-    for jitter, place in itertools.product(range(4), ("centre", "left")):
+    for jitter, place in itertools.product(range(4), ("center", "left")):
         scene = Scene((Thing(kind, "blue", place),), background="yellow", jitter=jitter)
         seen, spots = redraw.nearest_scene(draw(scene))
         assert replace(seen, jitter=jitter) == scene
@@ -58,16 +58,16 @@ def test_a_dented_picture_is_drawn_again_as_it_was_meant():
     [
         (draw(PAIR), "a red circle", "two things, one was asked"),
         (draw(STAR), "a blue heart on a yellow background", "another kind"),
-        (draw(STAR), "a red star on a yellow background", "another colour"),
+        (draw(STAR), "a red star on a yellow background", "another color"),
         (draw(STAR), "a blue star on a green background", "another ground"),
         (Image.new("RGB", (96, 96), (250, 238, 180)), "a blue star", "nothing"),
         (Image.effect_noise((96, 96), 90).convert("RGB"), "a blue star", "noise"),
     ],
 )
 def test_what_is_not_what_was_asked_teaches_nothing(picture, caption, why):
-    kind, colour = caption.split()[2], caption.split()[1]
+    kind, color = caption.split()[2], caption.split()[1]
     paper = caption.split()[5] if "background" in caption else "yellow"
-    asked = Scene((Thing(kind, colour, "left"),), background=paper)
+    asked = Scene((Thing(kind, color, "left"),), background=paper)
     assert redraw.accepted(picture, asked, caption) is None, why
 
 
@@ -78,18 +78,18 @@ def test_what_lies_too_far_from_any_drawing_teaches_nothing():
     assert redraw.accepted(draw(STAR), STAR, "a blue star") is not None
 
 
-def test_captions_are_fresh_and_say_every_colour():
+def test_captions_are_fresh_and_say_every_color():
     cases = list(itertools.islice(redraw.fresh_captions(), 60))
     assert [len(scene.things) for scene, _ in cases].count(1) > 20
     for scene, caption in cases:
         assert not scene_held_out(scene) and not held_out(caption) and not scene.is_landscape
-        assert all(f"colour {i}" in requested(scene, caption) for i in range(len(scene.things)))
+        assert all(f"color {i}" in requested(scene, caption) for i in range(len(scene.things)))
     again = list(itertools.islice(redraw.fresh_captions(redraw.FIRST + 10_000), 60))
     assert len({caption for _, caption in cases} & {caption for _, caption in again}) < 30
 
 
 def test_targets_stand_further_from_the_mean_of_their_kind_and_place():
-    one = Scene((Thing("circle", "red", "centre"),), background="white")
+    one = Scene((Thing("circle", "red", "center"),), background="white")
     other = Scene((Thing("circle", "blue", "left"),), background="white")
     seen = [(one, [Spot(0.5, 0.5, 0.3)]), (one, [Spot(0.52, 0.5, 0.28)]), (other, [Spot(0.2, 0.4, 0.19)])]
     (first,), (second,), (alone,) = redraw.widened(seen)

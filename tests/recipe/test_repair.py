@@ -16,9 +16,9 @@ HILLS = Scene((), sky="day", ground="hills", sun_side="left")
 CAPTION = "a red house on green hills"
 
 
-def house(*places: str, colour: str = "red") -> Scene:
+def house(*places: str, color: str = "red") -> Scene:
     """Houses on green hills by day."""
-    return Scene(tuple(Thing("house", colour, place) for place in places), sky="day", ground="hills", sun_side="left")
+    return Scene(tuple(Thing("house", color, place) for place in places), sky="day", ground="hills", sun_side="left")
 
 
 def test_captions_are_fresh_and_of_one_thing():
@@ -36,8 +36,8 @@ def test_a_picture_leans_to_where_its_thing_stands(place):
 
 def test_a_mate_shows_what_was_asked_on_the_side_that_the_failure_leans_to():
     """Two houses fail; of the successes the red ones fit, on the left, and of these the nearest."""
-    seen = [house("left", "right"), house("right"), house("left"), house("left"), house("left", colour="blue")]
-    cases = [(house("left"), CAPTION)] * 4 + [(house("left", colour="blue"), "a blue house")]
+    seen = [house("left", "right"), house("right"), house("left"), house("left"), house("left", color="blue")]
+    cases = [(house("left"), CAPTION)] * 4 + [(house("left", color="blue"), "a blue house")]
     path = mx.random.normal((5, 5, 36, 128), key=mx.random.key(0))
     goal = repair.expected(path[:1], repair.LEANS)[0]
     path[1, -1] = goal

@@ -18,9 +18,9 @@ def test_rewording_keeps_what_is_said():
             said = reword(rng, caption)
             changed += said != caption
             assert len(said.split()) <= WORDS
-            colours = [thing.colour for thing in scene.things if f"{thing.colour} {thing.kind}" in caption]
-            for colour in colours:
-                assert any(word in said.lower() for word in (colour, *SYNONYMS.get(colour, ()))), (caption, said)
+            colors = [thing.color for thing in scene.things if f"{thing.color} {thing.kind}" in caption]
+            for color in colors:
+                assert any(word in said.lower() for word in (color, *SYNONYMS.get(color, ()))), (caption, said)
     assert changed > 200
 
 
@@ -42,6 +42,6 @@ def test_rows_and_single_shapes_say_what_they_hold():
     for seed in range(60):
         row, one = sample_row(seed), sample_one(seed)
         assert len(row.things) in (2, 3) and len(one.things) == 1
-        same = len({(t.kind, t.colour) for t in row.things}) == 1
+        same = len({(t.kind, t.color) for t in row.things}) == 1
         assert same == captions(row)[1].startswith(("two", "three"))
         assert all(t.kind in captions(row)[-1] for t in row.things)

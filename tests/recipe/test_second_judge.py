@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw
 from kleinlite.scenes import Scene, Thing, draw
 from recipe.second_judge import covered, dents
 
-CIRCLE = Thing("circle", "red", "centre")
+CIRCLE = Thing("circle", "red", "center")
 PAIR = (Thing("circle", "red", "top"), Thing("square", "blue", "bottom"))
 
 

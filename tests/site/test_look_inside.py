@@ -323,7 +323,7 @@ def test_the_map_of_a_word_and_its_score(inside, nano):
     np.testing.assert_allclose(dimmed.sum(axis=1) / whole.sum(axis=1), light(values), atol=0.02)
     assert abs(light(recorder.maps[1][:, 9]) - light(values)).max() > 0.2, "another word has another map"
     shares = [part / part.sum(axis=1, keepdims=True) for part in (dimmed, whole)]
-    np.testing.assert_allclose(*shares, atol=0.02, err_msg="each patch keeps its colour")
+    np.testing.assert_allclose(*shares, atol=0.02, err_msg="each patch keeps its color")
     measured = inside.inner_text(".column:nth-child(1) .score")
     own, other = stored_scores()["double 2"][2]
     assert f"noise level 0.9, the word for a thing finds its patches with an AUC of {own:.2f}" in measured

@@ -151,7 +151,7 @@ def test_the_font_of_formulas_has_its_licence_beside_it(site):
 # ---------------------------------------------------------------- in a browser
 
 PALE = """(() => {  // texts that are hard to tell from what is behind them
-    const light = colour => { const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => {
+    const light = color => { const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map(x => {
         x /= 255; return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; });
         return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
     const behind = e => { const c = getComputedStyle(e).backgroundColor;
@@ -231,7 +231,7 @@ def test_the_page_stays_where_it_is_while_it_loads(chromium, home, name, width):
 
 
 @pytest.mark.slow
-def test_links_are_told_by_more_than_their_colour(open_page, home):
+def test_links_are_told_by_more_than_their_color(open_page, home):
     page, _ = open_page(f"{home}/01_autoencoder.html")
 
     def lines(where):

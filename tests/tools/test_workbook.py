@@ -212,7 +212,7 @@ def names_of(module: str) -> dict:
 
 
 def say(hole: str, names: dict) -> str:
-    """What the check cell prints, without its colour."""
+    """What the check cell prints, without its color."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(f'from kleinlite.book.workbook import check\ncheck("{hole}", globals())', names)
