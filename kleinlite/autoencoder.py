@@ -8,7 +8,7 @@ Letters: b pictures, H and W pixels, c channels, gh and gw rows and columns of l
 Sources: the released FLUX.2 autoencoder (names, shapes, norm of the latents), as diffusers' AutoencoderKLFlux2 runs
 it.
 
-Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 167eaae2)
+Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 209915ad)
 """
 
 from dataclasses import dataclass
@@ -17,22 +17,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 __all__ = [
-    "AutoencoderConfig",
-    "GroupNorm",
-    "conv3",
-    "ResBlock",
-    "AttnBlock",
-    "Downsample",
-    "Upsample",
-    "Level",
-    "Mid",
-    "Encoder",
-    "Decoder",
-    "patchify",
-    "unpatchify",
-    "LatentBatchNorm",
-    "Autoencoder",
-]
+    "AutoencoderConfig", "GroupNorm", "conv3", "ResBlock", "AttnBlock", "Downsample", "Upsample", "Level", "Mid",
+    "Encoder", "Decoder", "patchify", "unpatchify", "LatentBatchNorm", "Autoencoder",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Letters: a tensor's name is a path of modules; "ours" are the authors' names, th
 Sources: the safetensors format (https://github.com/huggingface/safetensors). The authors' names:
 https://github.com/black-forest-labs/flux2. The folders': diffusers' `convert_flux2_to_diffusers.py`.
 
-Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal b9123c28)
+Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 3bcfc954)
 """
 
 import json
@@ -25,17 +25,9 @@ from mlx.utils import tree_flatten
 from .errors import UserError
 
 __all__ = [
-    "read_header",
-    "Conversion",
-    "Rule",
-    "rename",
-    "swap_halves",
-    "find_conversion",
-    "to_mlx",
-    "convert_present",
-    "find_problems",
-    "match",
-]
+    "read_header", "Conversion", "Rule", "rename", "swap_halves", "find_conversion", "to_mlx", "convert_present",
+    "find_problems", "match",
+]  # fmt: skip
 
 
 def read_header(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ tokens, d width, s where a step ends.
 Sources: names and constants: diffusers' transformer_flux3.py, mflux 0.24 and flux3-mlx 0.1, not the released files,
 which are gated and which we have not seen. Flow maps: Boffi et al. 2024, arXiv 2406.07507.
 
-Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 32499d1a)
+Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal f1524dd6)
 """
 
 import math
@@ -28,16 +28,9 @@ from .text_encoder import PAD, Layer, TextEncoder
 from .z_image import PLAIN_TEMPLATE
 
 __all__ = [
-    "Flux3Config",
-    "ParallelBlock",
-    "mode_ids",
-    "Flux3Transformer",
-    "padding_row",
-    "encode_window",
-    "flux3_velocity_field",
-    "canvas_size",
-    "fill_canvas",
-]
+    "Flux3Config", "ParallelBlock", "mode_ids", "Flux3Transformer", "padding_row", "encode_window",
+    "flux3_velocity_field", "canvas_size", "fill_canvas",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

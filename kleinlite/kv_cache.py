@@ -8,7 +8,7 @@ Letters: b pictures, r reference tokens, n picture tokens, m text tokens, d widt
 Sources: keys and values kept in decoding: Shazeer 2019, arXiv 1911.02150. The pattern, in which references see only
 each other at time 0: FLUX.2 [klein] 9b-kv, as diffusers' Flux2KleinKVPipeline runs it.
 
-Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal 61828b27)
+Promoted from notebooks/10_kv_cache.ipynb: edit there, then run `make promote`. (seal b1878973)
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +19,9 @@ from .position_ids import Rope, apply_rope, image_ids, reference_ids, rope_table
 from .transformer import AttentionFn, DoubleBlock, Mod, Transformer, join_heads, modulate, sequential, time_features
 
 __all__ = [
-    "KVCache",
-    "image_stream",
-    "recording_attention",
-    "extract_kv",
-    "cached_attention",
-    "cached_velocity",
+    "KVCache", "image_stream", "recording_attention", "extract_kv", "cached_attention", "cached_velocity",
     "cached_velocity_field",
-]
+]  # fmt: skip
 
 KVCache = list[tuple[mx.array, mx.array]]  # an entry for each block: keys and values (b, heads, r, head_dim)
 

@@ -10,7 +10,7 @@ arXiv 2305.14314. LoRA and full training at long range: Biderman et al. 2024, ar
 rate: Schulman et al. 2025, thinkingmachines.ai/blog/lora. Prior preservation: Ruiz et al. 2022, arXiv 2208.12242;
 old answers: Li and Hoiem 2016, arXiv 1606.09282.
 
-Promoted from notebooks/14_lora.ipynb: edit there, then run `make promote`. (seal 45f68537)
+Promoted from notebooks/14_lora.ipynb: edit there, then run `make promote`. (seal c1ea2a10)
 """
 
 from collections.abc import Callable, Mapping
@@ -23,19 +23,9 @@ from .quantization import QuantizedLinear
 from .transformer import Transformer
 
 __all__ = [
-    "LoRA",
-    "AdaptedLinear",
-    "linear_layers",
-    "adapted_layers",
-    "attach",
-    "rescale",
-    "detach",
-    "MATRIX_KINDS",
-    "matrix_shape",
-    "rank_at",
-    "new_deltas",
-    "freeze_except",
-]
+    "LoRA", "AdaptedLinear", "linear_layers", "adapted_layers", "attach", "rescale", "detach", "MATRIX_KINDS",
+    "matrix_shape", "rank_at", "new_deltas", "freeze_except",
+]  # fmt: skip
 
 
 class LoRA(nn.Module):

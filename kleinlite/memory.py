@@ -7,7 +7,7 @@ Letters: s tokens of text and picture, d width. FLOPs are floating-point operati
 Sources: two operations per weight and token: Kaplan et al. 2020, arXiv 2001.08361. The roofline: Williams et al.
 2009, doi 10.1145/1498765.1498785. `ACTIVATIONS` is fitted to `python -m benchmarks.picture`.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 442f2f26)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal c4a69784)
 """
 
 from collections.abc import Callable, Hashable
@@ -24,15 +24,8 @@ from .text_encoder import TextEncoder, TextEncoderConfig
 from .transformer import Transformer, TransformerConfig
 
 __all__ = [
-    "count_parameters",
-    "Work",
-    "count_step",
-    "count_prompt",
-    "ACTIVATIONS",
-    "Stage",
-    "stage_bytes",
-    "peak_bytes",
-]
+    "count_parameters", "Work", "count_step", "count_prompt", "ACTIVATIONS", "Stage", "stage_bytes", "peak_bytes",
+]  # fmt: skip
 
 
 @cache

@@ -8,7 +8,7 @@ Letters: b pictures, n picture tokens, m text tokens, H and W pixels, gh and gw 
 Sources: the call, its rounding and its references: diffusers' Flux2KleinPipeline. References as further tokens:
 Labs et al. 2025 (FLUX.1 Kontext), arXiv 2506.15742.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 938b483d)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal a01437b2)
 """
 
 import math
@@ -25,16 +25,9 @@ from .text_encoder import tokenize
 from .transformer import AttentionFn, Transformer
 
 __all__ = [
-    "to_pixels",
-    "to_images",
-    "prepare_reference",
-    "encode_references",
-    "Grid",
-    "velocity_field",
-    "guided_field",
-    "generate",
-    "masked_field",
-]
+    "to_pixels", "to_images", "prepare_reference", "encode_references", "Grid", "velocity_field", "guided_field",
+    "generate", "masked_field",
+]  # fmt: skip
 
 
 def to_pixels(image: Image.Image) -> mx.array:

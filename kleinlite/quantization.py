@@ -7,7 +7,7 @@ Letters: d_in inputs of a layer, d_out outputs, a group: neighbors in a row that
 Sources: the MX formats: OCP Microscaling Formats v1.0, 2023. NVFP4: NVIDIA's format of E2M1 codes with an E4M3
 scale for 16. FP8 (E4M3): Micikevicius et al. 2022, arXiv 2209.05433. Affine groups: as `mx.quantize` makes them.
 
-Promoted from notebooks/07_quantization.ipynb: edit there, then run `make promote`. (seal 6f2f7e8f)
+Promoted from notebooks/07_quantization.ipynb: edit there, then run `make promote`. (seal 5742297f)
 """
 
 from collections.abc import Callable
@@ -17,14 +17,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 __all__ = [
-    "QuantSpec",
-    "UNQUANTIZED",
-    "QUANT_SPECS",
-    "QuantizedMatrix",
-    "quantize_matrix",
-    "quantized_product",
+    "QuantSpec", "UNQUANTIZED", "QUANT_SPECS", "QuantizedMatrix", "quantize_matrix", "quantized_product",
     "QuantizedLinear",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

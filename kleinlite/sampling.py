@@ -9,7 +9,7 @@ Sources: rectified flow: Liu et al. 2022, arXiv 2209.03003. Flow matching: Lipma
 Classifier-free guidance: Ho and Salimans 2022, arXiv 2207.12598. The constants of `empirical_mu`:
 compute_empirical_mu in the FLUX.2 authors' and diffusers' code.
 
-Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal dd9ba985)
+Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal dc587e5f)
 """
 
 import math
@@ -19,17 +19,9 @@ from typing import NamedTuple, TypeVar
 import mlx.core as mx
 
 __all__ = [
-    "empirical_mu",
-    "T",
-    "shift_time",
-    "noised",
-    "schedule",
-    "EulerStep",
-    "Field",
-    "euler",
-    "classifier_free_guidance",
+    "empirical_mu", "T", "shift_time", "noised", "schedule", "EulerStep", "Field", "euler", "classifier_free_guidance",
     "noise",
-]
+]  # fmt: skip
 
 
 def empirical_mu(n: int, steps: int) -> float:

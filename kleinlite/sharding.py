@@ -7,7 +7,7 @@ Letters: b pictures, s tokens = m text + n picture tokens, d width, N machines.
 Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Keys and values sent round: Liu
 et al. 2023 (ring attention), arXiv 2310.01889.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal 5661dbbd)
+Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal d51fe261)
 """
 
 import math
@@ -26,17 +26,9 @@ from .quantization import QuantizedLinear
 from .sampling import Field, classifier_free_guidance
 
 __all__ = [
-    "CUTS",
-    "find_cuts",
-    "head_counts",
-    "common_divisor",
-    "check_shares",
-    "held_share",
-    "SummedLinear",
-    "divide",
-    "shard",
-    "shared_guidance",
-]
+    "CUTS", "find_cuts", "head_counts", "common_divisor", "check_shares", "held_share", "SummedLinear", "divide",
+    "shard", "shared_guidance",
+]  # fmt: skip
 
 CUTS = {  # by name: along rows (0) or columns (1), and how many equally large matrices are fused in one
     "qkv": (0, 3),

@@ -7,7 +7,7 @@ Letters: b prompts, m tokens of a prompt, d width.
 Sources: Qwen3: Yang et al. 2025, arXiv 2505.09388. The template and the three layers: diffusers'
 Flux2KleinPipeline. Our tests compare with the values of diffusers and transformers.
 
-Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 9d61a156)
+Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 15393ef4)
 """
 
 from dataclasses import dataclass
@@ -19,18 +19,9 @@ from tokenizers import Tokenizer
 from .errors import UserError
 
 __all__ = [
-    "PAD",
-    "TEMPLATE",
-    "tokenize",
-    "TextEncoderConfig",
-    "RMSNorm",
-    "attention_mask",
-    "Attention",
-    "MLP",
-    "Layer",
-    "TextEncoder",
-    "next_token_logits",
-]
+    "PAD", "TEMPLATE", "tokenize", "TextEncoderConfig", "RMSNorm", "attention_mask", "Attention", "MLP", "Layer",
+    "TextEncoder", "next_token_logits",
+]  # fmt: skip
 
 PAD = "<|endoftext|>"
 TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"

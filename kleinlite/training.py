@@ -11,7 +11,7 @@ shifted times: Esser et al. 2024, arXiv 2403.03206; densities of times as weight
 2303.00848; Muon: Jordan et al. 2024, kellerjordan.github.io/posts/muon; AdamW: Loshchilov and Hutter 2017, arXiv
 1711.05101.
 
-Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal cd07e509)
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 0152ef75)
 """
 
 import math
@@ -30,18 +30,9 @@ from .text_encoder import TextEncoder
 from .transformer import Transformer
 
 __all__ = [
-    "shifted_times",
-    "flow_ids",
-    "Batch",
-    "encode_batch",
-    "join_references",
-    "velocity_loss",
-    "flow_loss",
-    "initialize",
-    "learning_rate",
-    "flow_optimizer",
-    "training_step",
-]
+    "shifted_times", "flow_ids", "Batch", "encode_batch", "join_references", "velocity_loss", "flow_loss", "initialize",
+    "learning_rate", "flow_optimizer", "training_step",
+]  # fmt: skip
 
 
 def shifted_times(key: mx.array, b: int, shift: float = 6.0) -> mx.array:

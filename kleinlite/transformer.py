@@ -9,7 +9,7 @@ Sources: adaLN: Peebles and Xie 2022 (DiT), arXiv 2212.09748. Two streams, one a
 arXiv 2403.03206. Norms on queries and keys, attention beside MLP: Dehghani et al. 2023 (ViT-22B), arXiv 2302.05442.
 SwiGLU: Shazeer 2020, arXiv 2002.05202. Shapes and constants: diffusers' Flux2Transformer2DModel.
 
-Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 08f4e3f1)
+Promoted from notebooks/05_transformer.ipynb: edit there, then run `make promote`. (seal 0c9aee8a)
 """
 
 import math
@@ -23,28 +23,10 @@ import mlx.nn as nn
 from .position_ids import Rope, apply_rope, rope_table
 
 __all__ = [
-    "TransformerConfig",
-    "linear",
-    "time_features",
-    "TimeEmbedding",
-    "Mod",
-    "Modulation",
-    "modulate",
-    "HeadRMSNorm",
-    "QKNorm",
-    "split_heads",
-    "join_heads",
-    "AttentionFn",
-    "roped_attention",
-    "SwiGLU",
-    "mlp",
-    "sequential",
-    "StreamAttention",
-    "DoubleBlock",
-    "SingleBlock",
-    "FinalLayer",
-    "Transformer",
-]
+    "TransformerConfig", "linear", "time_features", "TimeEmbedding", "Mod", "Modulation", "modulate", "HeadRMSNorm",
+    "QKNorm", "split_heads", "join_heads", "AttentionFn", "roped_attention", "SwiGLU", "mlp", "sequential",
+    "StreamAttention", "DoubleBlock", "SingleBlock", "FinalLayer", "Transformer",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

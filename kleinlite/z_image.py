@@ -10,7 +10,7 @@ Sources: Z-Image, 2025, arXiv 2511.22699; its blocks: Lumina-Image 2.0, 2025, ar
 et al. 2025, arXiv 2511.22677; constants: the released files of Tongyi-MAI/Z-Image-Turbo and diffusers'
 ZImageTransformer2DModel; names: Comfy-Org/z_image_turbo. Where notes on this model are unclear: corrections.
 
-Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 9cb92ce7)
+Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 5eb51f06)
 """
 
 from collections.abc import Callable
@@ -28,25 +28,10 @@ from .text_encoder import RMSNorm, TextEncoder
 from .transformer import linear, modulate, roped_attention, sequential, split_heads, time_features
 
 __all__ = [
-    "ZImageConfig",
-    "PLAIN_TEMPLATE",
-    "encode_caption",
-    "patches",
-    "from_patches",
-    "Flux1AutoencoderConfig",
-    "Flux1Autoencoder",
-    "caption_ids",
-    "picture_ids",
-    "pad_to_multiple",
-    "SelfAttention",
-    "FeedForward",
-    "SandwichBlock",
-    "TimeMLP",
-    "ScaleFinalLayer",
-    "ZImageTransformer",
-    "static_schedule",
-    "z_image_velocity_field",
-]
+    "ZImageConfig", "PLAIN_TEMPLATE", "encode_caption", "patches", "from_patches", "Flux1AutoencoderConfig",
+    "Flux1Autoencoder", "caption_ids", "picture_ids", "pad_to_multiple", "SelfAttention", "FeedForward",
+    "SandwichBlock", "TimeMLP", "ScaleFinalLayer", "ZImageTransformer", "static_schedule", "z_image_velocity_field",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ PLANNED = ("train-lora",)
 # Lines of other programs, which nothing here can run or check.
 FOREIGN = {
     "git clone --depth 1 https://github.com/kleinlite/kleinlite && cd kleinlite": "the network",
-    "git show d26a384:kleinlite/nano/recipe.py": "the whole history, which a shallow clone lacks",
     "git checkout notebooks/00_idea.ipynb": "git's own",
     "git pull": "git's own",
     "pip install git+https://github.com/kleinlite/kleinlite": "the network",

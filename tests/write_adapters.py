@@ -26,7 +26,7 @@ A [LoRA](14_lora.ipynb) for klein comes in many spellings. You load each in the 
 ## Read
 
 Here is one adapter in eight spellings. The last column is the largest difference from diffusers and PEFT, in the
-velocity or in the latents after four steps. The values go up to 3.4, in float32.
+velocity or in the latents after four steps. The values go up to 3.4, so every difference is rounding.
 
 | spelling | written by | first tensor | largest difference |
 |---|---|---|--:|
@@ -49,7 +49,7 @@ NAMES = {  # what the page calls a file, and which programs write so
     "a-bf16": ("diffusers, rounded to bfloat16", "as the first"),
 }
 REFUSED = """
-Names of programs follow their source code of summer 2026, fal's what its users report.
+Who writes what follows the programs' source code of summer 2026. For fal it follows what users report.
 
 ## alpha
 
@@ -62,6 +62,8 @@ The change is scaled by alpha / r. kleinlite takes the tensor's alpha, else the 
   factor is 1.
 
 ## Variants
+
+kleinlite reads these as well:
 
 - **LoKr** ([Yeh et al. 2023](https://arxiv.org/abs/2309.14859)) is a Kronecker product: each number of a small matrix
   times a whole block.

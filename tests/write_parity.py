@@ -79,12 +79,14 @@ INTRODUCTION = """\
 
 > How far is this code from the reference implementation?
 
+**No block differs by more than `1e-4`, and no pixel by more than one level of 255.**
+
 A picture that looks good proves little: a wrong epsilon or two swapped halves can hide for years. So every
 piece is compared with diffusers and transformers, on the same random weights. A test repeats the comparisons, and fails
 if this page promises too much.
 
-*Difference* is the largest between a value of ours and theirs, divided by the largest value in that output. float32
-has seven digits, so `1e-7` is the least that two orders of adding differ by. Inputs are of size 1, and for most blocks
+*Difference* is the largest gap between a value of ours and theirs, divided by the largest value in that output. float32
+has seven digits, so adding in another order already gives about `1e-7`. Inputs are of size 1, and for most blocks
 also of size 0.01: only there does a wrong epsilon show ([what ports get wrong](corrections.md)).
 """
 NOT_COVERED = """\

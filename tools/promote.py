@@ -115,7 +115,7 @@ def write_module(path: str, sources: dict[str, str], cells: list[Cell]) -> Modul
     public = [f'"{name}"' for name, _ in names if not name.startswith("_")]
     prose = f"# What {len(sources)} chapters build together" if several else next(iter(sources.values()))
     title = make_docstring(prose, notebook)
-    head = [title, *merge_imports(imports, path.count("/")), format_list("__all__ = ", public, "[]")]
+    head = [title, *merge_imports(imports, path.count("/")), format_names(public)]
     text, in_definition = "\n\n".join(head), False
     for first, block, last in blocks:  # two blank lines around functions and classes, one elsewhere
         text += "\n" * (3 if in_definition or first else 2) + block
@@ -164,17 +164,24 @@ def merge_imports(imports: list[ast.Import | ast.ImportFrom], depth: int) -> lis
     lines: dict[int, list[str]] = {}
     for (group, is_from, _, source), names in sorted(found.items()):
         ordered = sorted(names, key=lambda name: (not name.isupper(), name[0].islower(), name.lower()))
-        line = format_list(f"from {source} import ", ordered) if is_from else f"import {source}"
+        line = format_import(f"from {source} import ", ordered) if is_from else f"import {source}"
         lines.setdefault(group, []).append(line)
     return ["\n".join(group) for group in lines.values()]
 
 
-def format_list(head: str, items: list[str], brackets: str = "") -> str:
-    """`head[a, b]`, or one item a line if that is too long, as a formatter lays it out."""
-    line = f"{head}{brackets[:1]}{', '.join(items)}{brackets[1:]}"
-    opening, closing = brackets or "()"
+def format_import(head: str, items: list[str]) -> str:
+    """`from a import b, c`, or one name a line if that is too long, as a formatter lays it out."""
+    line = head + ", ".join(items)
     lines = "".join(f"    {item},\n" for item in items)
-    return line if len(line) <= WIDTH else f"{head}{opening}\n{lines}{closing}"
+    return line if len(line) <= WIDTH else f"{head}(\n{lines})"
+
+
+def format_names(public: list[str]) -> str:
+    """`__all__`, in as few lines as hold it."""
+    names = ", ".join(public)
+    line = f"__all__ = [{names}]"
+    lines = textwrap.indent(textwrap.fill(f"{names},", WIDTH - 4), "    ")
+    return line if len(line) <= WIDTH else f"__all__ = [\n{lines}\n]  # fmt: skip"
 
 
 def make_docstring(prose: str, notebook: str) -> str:

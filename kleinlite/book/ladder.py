@@ -1,6 +1,6 @@
 """What 3 chapters build together.
 
-Promoted from notebooks/00,01,02: edit there, then run `make promote`. (seal 30a0e0c9)
+Promoted from notebooks/00,01,02: edit there, then run `make promote`. (seal e9310dec)
 """
 
 import math
@@ -14,21 +14,9 @@ from tqdm.auto import tqdm
 from ..position_ids import apply_rope, rope_table
 
 __all__ = [
-    "to_patches",
-    "to_pictures",
-    "noised",
-    "Block",
-    "PlainKlein",
-    "flow_loss",
-    "train",
-    "walk",
-    "even_times",
-    "loss_on",
-    "PatchAutoencoder",
-    "patch_loss",
-    "train_autoencoder",
-    "RopeBlock",
-]
+    "to_patches", "to_pictures", "noised", "Block", "PlainKlein", "flow_loss", "train", "walk", "even_times", "loss_on",
+    "PatchAutoencoder", "patch_loss", "train_autoencoder", "RopeBlock",
+]  # fmt: skip
 
 
 def to_patches(pictures: mx.array, patch: int = 4) -> mx.array:
