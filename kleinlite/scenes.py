@@ -177,7 +177,10 @@ def content(scene: Scene) -> str:
         return f" {'above' if scene.things[0].place == 'top' else 'left of'} ".join(named)
     if not named:
         return f"{scene.ground} {scene.sky} {scene.sun_side}"
-    return ", ".join(named) if len(named) == 3 else f"{named[0]} {scene.ground or scene.things[0].place}"
+    if len(named) == 3:
+        return ", ".join(named)
+    place = scene.ground or scene.things[0].place
+    return f"{named[0]} {place.replace('center', 'centre')}"  # the split hangs on the spelling with which nano learned
 
 
 def scene_held_out(scene: Scene) -> bool:

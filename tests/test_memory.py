@@ -162,8 +162,24 @@ def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
         assert memory_check.machine_memory()[0] == pytest.approx(total, rel=1e-6)
 
 
+LIMITED = """
+import resource
+from kleinlite.inference.memory_check import machine_memory
+resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, -1))
+print(machine_memory()[0])
+"""
+
+
+@pytest.mark.skipif(mx.device_info().get("memory_size") is not None, reason="a GPU says what it has")
+def test_the_limit_of_a_shell_counts():
+    """`ulimit -v`: beyond it MLX ends the process."""
+    end = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=HANGS)
+    assert int(end.stdout) == pytest.approx((8 * 10**9 - memory_check.WORK_SPACE) / 1.3, rel=0.01), end.stderr
+
+
 WINDOWS = """
 import os, sys
+sys.modules["resource"] = None
 del os.sysconf
 from kleinlite.__main__ import main
 sys.exit(main())

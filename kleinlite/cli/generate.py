@@ -4,6 +4,7 @@ import argparse
 import itertools
 import os
 import re
+import signal
 import sys
 import time
 import unicodedata
@@ -25,7 +26,7 @@ from ..inference.serialized import run_serialized
 from ..klein import Klein
 from ..models.checkpoint import ModelInfo
 from ..models.describe import ModelFacts, describe, is_here
-from ..models.download import Access
+from ..models.download import ANYWHERE, Access, find_whole, without_transformer
 from ..models.lora_files import Adapter, open_adapter
 from ..nano.limits import describe_limits
 from .shared import check_folder, ending_at_once, name_quantization
@@ -88,7 +89,7 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
         seconds = time.perf_counter() - start
         path = job.path if args.output else free_name(job.path)
         if is_first or args.prompts:
-            picture_file.save_picture(picture, path)
+            save(picture, path)
         if is_first:
             about = f"{path}: {picture.width}x{picture.height}, {title}, seed {job.seed}, {seconds:.1f} s"
             print(printable(about), flush=True)
@@ -156,7 +157,8 @@ def read_like(args: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"{file} was drawn with {name} that was given, which it does not contain: {way_out}.")
     parts = like.get("parts") or {}
     for place in parts.values() if isinstance(parts, dict) else [parts]:
-        if args.parts is None and not is_here(place):
+        here = is_here(place) or (isinstance(parts, str) and find_whole([without_transformer(place)], ANYWHERE))
+        if args.parts is None and not here:
             was = f"{file} was drawn with parts of {place!r}, which is not on this machine"
             raise UserError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.")
     if "box" in like:  # it has the size of the picture that it was made from
@@ -249,12 +251,21 @@ def list_jobs(args: argparse.Namespace, wish: Wish, seed: int) -> list[Job]:
     ]
 
 
+def save(picture: Image.Image, path: Path) -> None:
+    """Within, Ctrl-C is Python's own, which takes the draft away."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        picture_file.save_picture(picture, path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def draw(klein: Klein, prompt: str, options: Options, watch: Path | None) -> Image.Image:
     """One picture; watch: the file in which every step is shown."""
     if watch is None:
         return klein(prompt, **options)
     for step in klein.stream(prompt, **options):
-        picture_file.save_picture(cast(Image.Image, step.preview(fast=True)), watch)
+        save(cast(Image.Image, step.preview(fast=True)), watch)
     picture = cast(Image.Image, step.preview())  # of one prompt
-    picture_file.save_picture(picture, watch)
+    save(picture, watch)
     return picture

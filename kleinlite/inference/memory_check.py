@@ -5,6 +5,7 @@ The arithmetic is in `memory_plan`.
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -103,17 +104,29 @@ def plan_networks(configs: Configs, **request: Any) -> MemoryPlan:
 def machine_memory() -> tuple[int, int]:
     """Bytes of memory here, and how many of them one program can count on: what a Mac says, else three quarters.
 
-    A container's limit counts as the machine's, since beyond it the system ends the process without a word; less what
-    comes beside the arrays. Where the system has no word for its memory, as on Windows, nothing is refused.
+    A limit of a container or a shell counts as the machine's, since beyond it the system ends the process without a
+    word; less what comes beside the arrays. Where the system has no word for its memory, as on Windows, nothing is
+    refused.
     """
     info = mx.device_info()
     total = int(info.get("memory_size") or info.get("total_memory") or 0)
     if not total:  # a CPU on Linux or Windows
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
-        limit = CONTAINER_LIMIT.read_text("utf-8").strip() if CONTAINER_LIMIT.is_file() else "max"
-        if limit.isdigit():
-            total = min(total, int((int(limit) - WORK_SPACE) / (1 + BESIDE_ARRAYS)))
+        for limit in process_limits():
+            total = min(total, max(int((limit - WORK_SPACE) / (1 + BESIDE_ARRAYS)), 1))
     return total, int(info.get("max_recommended_working_set_size", USABLE_SHARE * total))
+
+
+def process_limits() -> list[int]:
+    """The bytes beyond which the system ends this process: its container's, and its shell's `ulimit -v`."""
+    limits = []
+    if CONTAINER_LIMIT.is_file() and (container := CONTAINER_LIMIT.read_text("utf-8").strip()).isdigit():
+        limits.append(int(container))
+    with suppress(ImportError):  # Windows
+        import resource
+
+        limits.append(resource.getrlimit(resource.RLIMIT_AS)[0])
+    return [limit for limit in limits if 0 <= limit < 2**60]  # -1, or a number beyond any memory: no limit
 
 
 def all_parts_fit(plan: MemoryPlan) -> bool:

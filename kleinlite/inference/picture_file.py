@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from PIL import Image, ImageOps, PngImagePlugin
 
-from ..errors import UserError
+from ..errors import FileError, UserError
 from ..files import replace_file
+from ..models.files import GIT_LFS, refuse_pointer
 
 __all__ = [
     "open_picture", "to_rgb", "check_png_name", "check_reference_size", "shrink", "open_reference", "remember",
@@ -46,17 +47,21 @@ def open_picture(path: str | Path) -> Image.Image:
                 return ImageOps.exif_transpose(image)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise UserError(f"{path} has more than {MOST_PIXELS // 10**6} million pixels: make it smaller.") from None
+    except PermissionError as error:
+        raise FileError(f"{path}: {error.strerror}.") from None
     except Exception as error:  # there are many ways to stumble over a broken file, and Pillow knows them
+        with Path(path).open("rb") as file:
+            refuse_pointer(Path(path), file.read(len(GIT_LFS)))
         why = "" if isinstance(error, Image.UnidentifiedImageError) else f" ({error})"
         raise UserError(f"{path} cannot be read as a picture{why}: use a PNG, JPEG or WebP file.") from None
 
 
 def to_srgb(image: Image.Image) -> Image.Image:
-    """A picture with the profile of a phone or a camera, its colors in sRGB's numbers.
+    """A picture with the profile of a phone, a camera or a printer, its colors in sRGB's numbers.
 
     A profile that is damaged, or not for this kind of picture, is passed over, as viewers do.
     """
-    if not image.info.get("icc_profile") or image.mode not in ("RGB", "RGBA", "P"):
+    if not image.info.get("icc_profile") or image.mode not in ("RGB", "RGBA", "P", "L", "CMYK"):
         return image
     from PIL import ImageCms  # which loads a library, for few pictures
 
@@ -65,7 +70,8 @@ def to_srgb(image: Image.Image) -> Image.Image:
         srgb = ImageCms.createProfile("sRGB")
         flags = ImageCms.Flags.BLACKPOINTCOMPENSATION
         intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
-        result = ImageCms.profileToProfile(image.convert("RGB"), profile, srgb, intent, flags=flags)
+        own = image if image.mode in ("L", "CMYK") else image.convert("RGB")
+        result = ImageCms.profileToProfile(own, profile, srgb, intent, "RGB", flags=flags)
     except (ImageCms.PyCMSError, ImportError, OSError, TypeError, ValueError):
         return image
     assert result  # a new one, since none was to be changed in place

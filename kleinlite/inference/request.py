@@ -28,7 +28,16 @@ __all__ = ["Options", "Request", "as_reference", "check_request", "check_prompts
 
 LARGEST_GUIDANCE = 1000  # far beyond any use; what overflows has no picture, see `LoadedModel.check_finite`
 
-FROM_DIFFUSERS = {  # what stands here for options of diffusers that have no counterpart
+FROM_DIFFUSERS = {  # what diffusers calls our options
+    "num_inference_steps": "steps",
+    "guidance_scale": "guidance",
+    "image": "images",
+    "mask_image": "mask",
+    "image_reference": "images, the picture to change first",
+    "generator": "seed",
+    "latents": "noise",
+    "num_images_per_prompt": "a list of prompts",
+    "size": "width and height",
     "output_type": "np.asarray(picture) of what a call returns, a PIL picture",
     "callback_on_step_end": "for step in klein.stream(…)",
     "prompt_embeds": "the prompt itself, whose features are remembered",

@@ -40,6 +40,8 @@ PartsArgument = str | Path | dict[str, str | Path] | None
 
 def resolve_model(name: str, access: Access = ANYWHERE) -> Path:
     """Where a model's files are: a bundled model, a local folder or single file, or a download from the hub."""
+    if not name.strip():
+        raise UserError("The name of the model is empty: name one of `kleinlite models`, or leave it out for nano.")
     bundled = find_bundled(name)
     if bundled:
         return Path(str(files("kleinlite"))) / bundled

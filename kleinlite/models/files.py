@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 
 from ..errors import MissingFileError, UserError, clip, first_few, printable
 from .fields import say_once
 from .gguf import GGUF, read_gguf
 from .registry import FOLDERS
 
+# Bytes up to which a file is read whole: `safe_open` imports numpy, which takes longer than drawing with nano.
+SMALL_FILE = 2**25
 GIT_LFS = b"version https://git-lfs"
 # Where transformers and diffusers look for a part's weights, in their order; an index names shards:
 USUAL_NAMES = (
@@ -179,9 +181,12 @@ def open_weight_file(path: Path) -> WeightFiles:
     if check_file(path).startswith(GGUF):
         return WeightFiles(path, (path,), read_gguf(path), "gguf")
     try:
-        with safe_open(path, framework="mlx") as file:
-            slices = {name: file.get_slice(name) for name in file.offset_keys()}
-            tensors = {name: {"dtype": w.get_dtype(), "shape": w.get_shape()} for name, w in slices.items()}
+        if path.stat().st_size <= SMALL_FILE:
+            tensors = {name: {"dtype": w["dtype"], "shape": w["shape"]} for name, w in deserialize(path.read_bytes())}
+        else:
+            with safe_open(path, framework="mlx") as file:
+                slices = {name: file.get_slice(name) for name in file.offset_keys()}
+                tensors = {name: {"dtype": w.get_dtype(), "shape": w.get_shape()} for name, w in slices.items()}
     except SafetensorError as error:
         why = printable(str(error))[:100]
         size = f"{path.stat().st_size:,} bytes"

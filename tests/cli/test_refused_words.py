@@ -70,11 +70,15 @@ def test_a_negative_prompt_without_guidance(tiny, refused):
     refused("negative prompt guidance above 1", "generate", PROMPT, "--model", tiny / "base", *options)
 
 
+def test_an_empty_model(refused):
+    refused("name of the model is empty nano", "generate", PROMPT, "--model", "")
+
+
 def test_a_transformer_alone(tiny, refused):
     """In the words of a shell, where Python's would not do."""
     transformer = resolve_model("nano") / "transformer" / "diffusion_pytorch_model.safetensors"
     shutil.copy(transformer, "mine.safetensors")
-    refused("holds a transformer alone --parts 4b folder", "generate", PROMPT, "--model", "mine.safetensors")
+    refused("is a single file --parts 4b folder", "generate", PROMPT, "--model", "mine.safetensors")
     refused("'gone'", "generate", PROMPT, "--model", "mine.safetensors", "--parts", "gone")
     whole = "whole model; a name as parts is for a model that is one file --decoder NAME"
     refused(whole, "generate", PROMPT, "--model", tiny, "--parts", "nano")

@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, PngImagePlugin
 
 from kleinlite import Klein, files, picture_info, save_picture
-from kleinlite.errors import UserError
+from kleinlite.errors import FileError, UserError
 from kleinlite.inference import picture_file
 from kleinlite.inference.picture_file import is_lora, open_picture, read_metadata, to_rgb
 from kleinlite.klein import as_reference
@@ -115,6 +115,30 @@ def make_profile(primaries: list, gamma: float = 2.2, space: bytes = b"RGB ") ->
     kind = struct.pack(">I4sI4s4s4s12s4s", 128 + len(table) + len(body), b"none", 0x02400000, b"mntr", space, b"XYZ ",
                        struct.pack(">6H", 2026, 1, 1, 0, 0, 0), b"acsp")  # fmt: skip
     return (kind.ljust(68, b"\0") + xyz(D50)[8:]).ljust(128, b"\0") + table + body
+
+
+def test_grey_and_its_profile(tmp_path):
+    Image.new("L", (96, 96), 100).save(tmp_path / "x.png", icc_profile=make_profile([], 1.8, b"GRAY"))
+    wanted = 255 * (1.055 * ((100 / 255) ** 1.8) ** (1 / 2.4) - 0.055)
+    assert to_rgb(open_picture(tmp_path / "x.png")).getpixel((8, 8)) == pytest.approx((wanted,) * 3, abs=1.01)
+
+
+def test_a_picture_that_may_not_be_read(tmp_path, monkeypatch):
+    Image.new("RGB", (96, 96)).save(tmp_path / "x.png")
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Image, "open", refuse)
+    with pytest.raises(FileError, match="x.png: Permission denied.$"):
+        open_picture(tmp_path / "x.png")
+
+
+def test_a_note_of_git_lfs_in_a_pictures_place(tmp_path):
+    path = tmp_path / "x.png"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(UserError, match="git-lfs's note.*git lfs pull"):
+        open_picture(path)
 
 
 @pytest.mark.parametrize(
