@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from ..checkpoints import Conversion, match, rename, to_mlx
 from ..errors import UserError, clip, first_few, printable
 from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec
-from ..text_encoder import TextEncoder
+from ..text_encoder import PAD, TextEncoder
 from .configs import check_supported, family_of_index, find_parts, infer_config, open_folder, own_names, read_config
 from .download import ANYWHERE, Access, fetch_model, fetch_parts
 from .families import KLEIN, Configs, Family, family_of
@@ -89,6 +89,8 @@ def resolve_parts(
     paths = {part: model.part(part) for part in PARTS}
     if path.is_file():
         paths |= {part: path for part in inside if part != "text_encoder"} | {"transformer": path}
+        if "text_encoder" in inside:
+            say_once(f"{path} holds a text encoder, too, which is not read: it is {folder}'s.")
     for part in PARTS:
         if FOLDERS[part] in replaced:
             paths[part] = resolve_replacement(part, str(replaced[FOLDERS[part]]), others)
@@ -172,6 +174,8 @@ def load_tokenizer(folder: ModelFolder | Path) -> Tokenizer:
         raise UserError(f"{path} is not a tokenizer ({printable(str(e))[:100]}): download it again.") from None
     tokenizer.no_padding()  # chapter 3 pads and counts
     tokenizer.no_truncation()
+    if tokenizer.token_to_id(PAD) is None:
+        raise UserError(f"{path} has no {PAD} token, with which prompts are filled up: it is not Qwen's.")
     return tokenizer
 
 
@@ -241,7 +245,7 @@ def read_quant_specs(path: Path) -> dict[str, QuantSpec]:
     """
     config = path / "config.json"
     words = read_json(config).get("quantization") if config.exists() else None
-    if not words:
+    if not isinstance(words, dict) or not words:
         return {}
     layers = {name: own for name, own in words.items() if isinstance(own, dict)}
     said = {name: words | own for name, own in {"": words, **layers}.items()}

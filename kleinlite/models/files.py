@@ -30,19 +30,21 @@ USUAL_NAMES = (
 )
 
 
-def check_file(path: Path) -> bytes:
-    """The first bytes of a file. Raises MissingFileError, or UserError if it is only git's note of it."""
+def check_file(path: Path, small: int = 0) -> bytes:
+    """A file's first bytes; of a small one, its header. Raises MissingFileError or, of git-lfs's note, UserError."""
     if not path.is_file():
         raise MissingFileError(f"{path} is missing: the folder is not a complete model in the released layout.")
     with path.open("rb") as file:
         start = file.read(len(GIT_LFS))
+        if path.stat().st_size <= small:
+            start += file.read(min(small, int.from_bytes(start[:8], "little")))
     refuse_pointer(path, start)
     return start
 
 
 def refuse_pointer(path: Path, start: bytes) -> None:
     """Refuse what git leaves in a large file's place, by its first bytes. Raises UserError."""
-    if start == GIT_LFS:
+    if start.startswith(GIT_LFS):
         raise UserError(f"{path} is git-lfs's note of where the file is: run `git lfs pull` in its folder.")
 
 
@@ -116,6 +118,8 @@ class WeightFiles:
             except (RuntimeError, ValueError) as e:  # of a type that MLX has not, or cut short
                 wanted = "one in Q8_0, Q4_0 or F16, or in safetensors" if self.kind == "gguf" else "another file"
                 raise UserError(f"MLX cannot read {file} ({clip(str(e), 160)}): take {wanted}.") from None
+            if self.kind == "gguf" and self.tensors.keys() - tensors.keys():  # MLX ends at a kind that it has not
+                raise UserError(f"{file} has tensors of a kind that MLX cannot read: take one in Q8_0, Q4_0 or F16.")
             arrays |= tensors
             if self.kind == "gguf":  # whose words may be arrays of one number, or of many
                 numbers = {name: w.item() for name, w in words.items() if isinstance(w, mx.array) and w.size == 1}
@@ -178,19 +182,21 @@ def load_arrays(path: Path) -> dict[str, mx.array]:
 
 def open_weight_file(path: Path) -> WeightFiles:
     """One weight file, whole as its library sees it. Raises MissingFileError or UserError."""
-    if check_file(path).startswith(GGUF):
+    start = check_file(path, SMALL_FILE)
+    if start.startswith(GGUF):
         return WeightFiles(path, (path,), read_gguf(path), "gguf")
+    size = path.stat().st_size
     try:
-        if path.stat().st_size <= SMALL_FILE:
-            tensors = {name: {"dtype": w["dtype"], "shape": w["shape"]} for name, w in deserialize(path.read_bytes())}
+        if size <= SMALL_FILE:  # the library looks at header and length, not at the numbers
+            found = deserialize(start.ljust(size, b"\0"))
+            tensors = {name: {"dtype": w["dtype"], "shape": w["shape"]} for name, w in found}
         else:
             with safe_open(path, framework="mlx") as file:
                 slices = {name: file.get_slice(name) for name in file.offset_keys()}
                 tensors = {name: {"dtype": w.get_dtype(), "shape": w.get_shape()} for name, w in slices.items()}
     except SafetensorError as error:
         why = printable(str(error))[:100]
-        size = f"{path.stat().st_size:,} bytes"
-        raise UserError(f"{path} ({size}) is not a whole safetensors file ({why}): download it again.") from None
+        raise UserError(f"{path} ({size:,} bytes) is not a whole safetensors file ({why}): download it again.") from None
     return WeightFiles(path, (path,), tensors)
 
 

@@ -115,6 +115,10 @@ def assemble(
             if spec is None:  # GGUF and mflux have no config.json
                 spec = affine_spec(codes, tensors["scales"], 32 if metadata.get("format") == "gguf" else GROUP)
             matrices[name] = QuantizedMatrix(tensors, spec)
+            try:
+                matrices[name].decode()  # lazy: MLX only looks whether they belong together
+            except (ValueError, TypeError):
+                refuse_scales(name)
         elif codes.dtype == mx.uint8:
             if layer in said and f"{layer}.weight_scale" not in arrays:
                 refuse_scales(name)

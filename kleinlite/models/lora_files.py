@@ -97,13 +97,14 @@ OTHERS = {  # what only the names of adapters have that are not for our transfor
     "FLUX.2 [dev]": r"guidance_in|guidance_embedder",
     "Qwen-Image": r"transformer_blocks[._]\d+[._](img|txt)_(mod|mlp)[._]",
     "Stable Diffusion": r"(down|up|mid|input|output|middle)_blocks?[._]",
+    "FLUX.1 or FLUX 3 Image Klein": r"single_transformer_blocks[._]\d+[._]attn[._]to_[qkv]\b",
 }
 
 
-def guess_model(names: list[str]) -> str | None:
-    """The model that has one of these names."""
+def guess_model(names: list[str], others: Iterable[str] = ()) -> str | None:
+    """The model that has one of these names. others: what else is in the file."""
     for model, pattern in OTHERS.items():
-        if any(re.search(pattern, name) for name in names):
+        if any(re.search(pattern, name) for name in (*names, *others)):
             return model
     return next((family.title for family in FAMILIES if any(find_target(name, family) for name in names)), None)
 
@@ -312,7 +313,8 @@ def read_strength(path: Path, metadata: dict[str, str], modules: Iterable[str]) 
     PEFT's words stand in adapter_config.json beside its file, or in the header; other programs' in the header, plain.
     """
     beside = path.with_name("adapter_config.json")
-    texts = [text for name, text in metadata.items() if name == "lora_adapter_metadata" or '"lora_alpha"' in text]
+    others = [text for name, text in metadata.items() if '"lora_alpha"' in text]
+    texts = [metadata["lora_adapter_metadata"]] if "lora_adapter_metadata" in metadata else others
     if path.name.startswith("adapter_model.") and beside.is_file():
         where = f"{beside.name} says"
         words = read_json(beside)
@@ -474,7 +476,7 @@ def find_targets(path: Path, modules: list[str]) -> tuple[Family, dict[str, Targ
     family = min(known, key=lambda family: list(known[family].values()).count(None))
     targets = {module: target for module, target in known[family].items() if target}
     if len(targets) < len(modules):
-        refuse_names(path, [module for module in modules if module not in targets])
+        refuse_names(path, [module for module in modules if module not in targets], modules)
     taken: dict[str, set[int | None]] = {}
     for module, target in targets.items():
         thirds = taken.setdefault(target.path, set())
@@ -484,8 +486,8 @@ def find_targets(path: Path, modules: list[str]) -> tuple[Family, dict[str, Targ
     return family, targets
 
 
-def refuse_names(path: Path, unknown: list[str]) -> NoReturn:
-    model = guess_model(unknown)
+def refuse_names(path: Path, unknown: list[str], others: Iterable[str] = ()) -> NoReturn:
+    model = guess_model(unknown, others)
     looks = f"it looks like an adapter for {model}" if model else "it may be another model's"
     raise UserError(f"{path} has names that klein does not know ({list_names(unknown)}): {looks}.")
 

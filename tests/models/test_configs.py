@@ -8,6 +8,8 @@ import mlx.core as mx
 import pytest
 from damage import one_sentence
 from stand_in_hub import TINY
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.configs import RELEASED_CONFIGS, read_config
@@ -111,10 +113,18 @@ def test_a_word_by_which_the_reference_computes_something_else(model, file, word
     assert any(name in str(refusal.value) for name in inside) and one_sentence(refusal.value), refusal.value
 
 
-def test_another_scheduler(model):
-    named = WORDS["scheduler"] | {"_class_name": "DDIMScheduler"}
-    (model / CONFIGS["scheduler"]).write_text(json.dumps(named))
+@pytest.mark.parametrize("place", ["scheduler", "index"])
+def test_another_scheduler(model, place):
+    named = {"_class_name": "DDIMScheduler"} if place == "scheduler" else {"scheduler": ["diffusers", "DDIMScheduler"]}
+    (model / CONFIGS[place]).write_text(json.dumps(WORDS[place] | named))
     with pytest.raises(ValueError, match="class is 'DDIMScheduler', and kleinlite computes 'FlowMatchEuler"):
+        open_checkpoint(model, dtype=mx.float32)
+
+
+def test_another_models_tokenizer(model):
+    words = {"[UNK]": 0, "a": 1}
+    Tokenizer(WordLevel(words, unk_token="[UNK]")).save(str(model / "tokenizer" / "tokenizer.json"))
+    with pytest.raises(ValueError, match="tokenizer.json has no <.endoftext.> token.* it is not Qwen's"):
         open_checkpoint(model, dtype=mx.float32)
 
 

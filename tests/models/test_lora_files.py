@@ -490,6 +490,14 @@ def test_what_musubis_converter_has_counted_already(right, tmp_path):
     assert adapter.scaling(L2.replace("transformer.", "diffusion_model.", 1)) == 1
 
 
+def test_pefts_own_words_come_before_others(right, tmp_path):
+    """A trainer's settings may name an alpha, too, and headers have no order."""
+    said = {"lora_adapter_metadata": json.dumps({"transformer.r": 2, "transformer.lora_alpha": 8})}
+    for other in ("config", "training_config", "zz"):
+        path = write(tmp_path / "x.safetensors", right, said | {other: json.dumps({"network": {"lora_alpha": 2}})})
+        assert open_adapter(path).scaling(L2) == 4
+
+
 def test_an_adapter_in_gguf(net, right, tmp_path):
     words = {"general.architecture": "lora", "adapter.lora.alpha": mx.array(8.0)}
     mx.save_gguf(str(tmp_path / "x.gguf"), right, words)

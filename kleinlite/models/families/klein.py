@@ -91,7 +91,8 @@ def read_scheduler(folder: ModelFolder) -> Values:
     says = LEFT_OUT | read_json(path)
     SHIFT.check(path, says["shift"])
     DYNAMIC.check(path, says["use_dynamic_shifting"])
-    check_words(path, says | {"class": says["_class_name"]}, SCHEDULER, LEFT_OUT)
+    for name in (says["_class_name"], (folder.index.get("scheduler") or [CLASS])[-1]):
+        check_words(path, says | {"class": name}, SCHEDULER, LEFT_OUT)
     return says
 
 
@@ -112,7 +113,9 @@ def read_variant(folder: ModelFolder, cfg: TransformerConfig) -> Variant:
         says = read_scheduler(folder)
         if not says["use_dynamic_shifting"]:
             levels = partial(shifted_schedule, shift=says["shift"])
-    return Variant(folder.index.get("is_distilled", False), kv, levels)
+    distilled = folder.index.get("is_distilled", False)
+    Field("is_distilled", bool).check(folder.path / "model_index.json", distilled)
+    return Variant(distilled, kv, levels)
 
 
 def read_file_name(name: str) -> tuple[bool, bool] | None:
