@@ -196,7 +196,8 @@ def open_weight_file(path: Path) -> WeightFiles:
                 tensors = {name: {"dtype": w.get_dtype(), "shape": w.get_shape()} for name, w in slices.items()}
     except SafetensorError as error:
         why = printable(str(error))[:100]
-        raise UserError(f"{path} ({size:,} bytes) is not a whole safetensors file ({why}): download it again.") from None
+        said = f"{path} ({size:,} bytes) is not a whole safetensors file ({why})"
+        raise UserError(f"{said}: download it again.") from None
     return WeightFiles(path, (path,), tensors)
 
 
