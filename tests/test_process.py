@@ -10,7 +10,7 @@ import pytest
 from stand_in_hub import TINY
 from waiting import HANGS, wait_until
 
-from kleinlite.cli.shared import ending_at_once
+from kleinlite.cli.shared import ctrl_c
 
 GENERATE = f"{sys.executable} -m kleinlite generate 'a red circle' --model {TINY} --size 32x32 --seed 1"
 
@@ -106,7 +106,7 @@ def test_ctrl_c_waits_for_no_step(here):
 def test_ctrl_c_is_given_back():
     """One that calls the command line, and goes on, hears of it as before."""
     with pytest.raises(KeyboardInterrupt):
-        with ending_at_once():
+        with ctrl_c(at_once=True):
             assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGINT)
         signal.pause()

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..models.download import download, plan_download, required_repositories
 from ..models.registry import find_bundled
-from .shared import ending_at_once
+from .shared import ctrl_c
 
 
 def run(args: argparse.Namespace) -> None:
@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> None:
     if Path(args.model).exists():
         raise UserError(f"{args.model} is on this machine already: name a model of `kleinlite models`, or owner/name.")
     repositories = required_repositories(args.model)
-    with ending_at_once():
+    with ctrl_c(at_once=True):
         if args.plan:
             return print("\n".join(plan_download(repository).text for repository in repositories))
         print(download(repositories))

@@ -4,7 +4,6 @@ import argparse
 import itertools
 import os
 import re
-import signal
 import sys
 import time
 import unicodedata
@@ -26,10 +25,10 @@ from ..inference.serialized import run_serialized
 from ..klein import Klein
 from ..models.checkpoint import ModelInfo
 from ..models.describe import ModelFacts, describe, is_here
-from ..models.download import ANYWHERE, Access, find_whole, without_transformer
+from ..models.download import Access, find_cached_parts
 from ..models.lora_files import Adapter, open_adapter
 from ..nano.limits import describe_limits
-from .shared import check_folder, ending_at_once, name_quantization
+from .shared import check_folder, ctrl_c, name_quantization
 
 
 class Wish(NamedTuple):
@@ -54,7 +53,7 @@ class Job(NamedTuple):
 def run(args: argparse.Namespace) -> None:
     group = mx.distributed.init()
     own_temporary_folder(group)
-    with say_who_is_lost(), ending_at_once():
+    with say_who_is_lost(), ctrl_c(at_once=True):
         generate(group, args)
 
 
@@ -157,7 +156,7 @@ def read_like(args: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"{file} was drawn with {name} that was given, which it does not contain: {way_out}.")
     parts = like.get("parts") or {}
     for place in parts.values() if isinstance(parts, dict) else [parts]:
-        here = is_here(place) or (isinstance(parts, str) and find_whole([without_transformer(place)], ANYWHERE))
+        here = is_here(place) or (isinstance(parts, str) and find_cached_parts(place) is not None)
         if args.parts is None and not here:
             was = f"{file} was drawn with parts of {place!r}, which is not on this machine"
             raise UserError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.")
@@ -252,12 +251,9 @@ def list_jobs(args: argparse.Namespace, wish: Wish, seed: int) -> list[Job]:
 
 
 def save(picture: Image.Image, path: Path) -> None:
-    """Within, Ctrl-C is Python's own, which takes the draft away."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    """Ctrl-C waits until the draft is taken away."""
+    with ctrl_c(at_once=False):
         picture_file.save_picture(picture, path)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def draw(klein: Klein, prompt: str, options: Options, watch: Path | None) -> Image.Image:

@@ -24,12 +24,12 @@ def name_quantization(quantize: int | str) -> str:
 
 
 @contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Within, Ctrl-C ends the process as the system does it, with the shell's status 130.
+def ctrl_c(at_once: bool) -> Iterator[None]:
+    """Within, Ctrl-C ends the process as the system does it, with the shell's status 130; or, not at once, as Python.
 
     A step of MLX or a download may go on for a minute, and Python hears of Ctrl-C between two calls.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL if at_once else signal.default_int_handler)
     try:
         yield
     finally:

@@ -154,6 +154,11 @@ def find_cached(name: str, access: Access = ANYWHERE) -> Path | None:
     return find_whole(required_repositories(name, access.revision), access)
 
 
+def find_cached_parts(name: str, access: Access = ANYWHERE) -> Path | None:
+    """What `fetch_parts` gives, if all of it is on this machine and whole, else None. Asks no network."""
+    return find_whole([without_transformer(name, access.revision)], access)
+
+
 def fetch_model(name: str, access: Access = ANYWHERE) -> Path:
     """Where a model's files are on this machine; what is not here is downloaded, if `access` allows it.
 

@@ -178,7 +178,7 @@ class Family:
     float16: bool = True  # False: its numbers grow beyond float16's
     trains: bool = True  # adapters can be trained for it
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # of what can have one: the dictionaries cannot
         return hash(self.title)
 
     @property
