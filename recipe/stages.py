@@ -31,6 +31,11 @@ def is_rank_zero() -> bool:
     return mx.distributed.init().rank() == 0
 
 
+def share(batch: int) -> int:
+    """How much of a batch each process takes: all of it, unless `mlx.launch` started several."""
+    return max(1, batch // mx.distributed.init().size())
+
+
 def leaves(tree: Any) -> list[tuple[str, mx.array]]:
     """A tree's arrays, each with its path."""
     flat: dict[str, mx.array] = tree_flatten(tree, destination={})  # type: ignore[assignment]

@@ -7,7 +7,7 @@ The weights that come with this package were made by earlier editions of this re
 Several processes share the work under MLX's launcher (`mlx.launch -n 2 -- python -m recipe train RUNS`) or
 without it: each with MLX_RANK, its number, and MLX_HOSTFILE, a file with the list
 `[["127.0.0.1:5000"], ["127.0.0.1:5001"]]`.
-Each step then sees as many times the pictures. The first process keeps the folder; RUNS/log says how it goes.
+They share each batch, so a step takes less time. The first process keeps the folder; RUNS/log says how it goes.
 """
 
 import sys
@@ -60,10 +60,11 @@ from .stages import (
     is_rank_zero,
     load_average,
     lock_shared_folder,
+    share,
 )
 
 STEPS = {
-    "autoencoder": 8000, "text_encoder": 1000, "transformer": 24_000, "distill": 4500, "redraw": 600, "repair": 120
+    "autoencoder": 5000, "text_encoder": 1000, "transformer": 24_000, "distill": 4500, "redraw": 600, "repair": 120
 }  # fmt: skip
 STAGES = (*STEPS, "export")
 GRID = (6, 6)
@@ -96,6 +97,20 @@ def autoencoder_loss(model: Autoencoder, pixels: mx.array, key: mx.array, kl_wei
     error = model.decoder(z) - pixels
     kl = 0.5 * (mean * mean + mx.exp(logvar) - 1 - logvar)
     return mx.abs(error).mean() + 4 * (error * error).mean() + kl_weight * kl.mean()
+
+
+def autoencoder_optimizer(steps: int) -> optim.Optimizer:
+    """Muon for the convolutions between the first and the last, Adam for these and for everything else.
+
+    It takes about half the steps of Adam alone. Muon: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
+    """
+    muon = optim.Muon(learning_rate(0.005, steps), momentum=0.95, weight_decay=0.0)
+    adam = optim.AdamW(learning_rate(2e-3, steps), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+
+    def between(name: str, w: mx.array) -> bool:
+        return w.ndim == 4 and "conv_in" not in name and "conv_out" not in name
+
+    return optim.MultiOptimizer([muon, adam], [between])
 
 
 def text_encoder_loss(model: TextEncoder, ids: mx.array, mask: mx.array) -> mx.array:
@@ -217,7 +232,7 @@ class Recipe:
                 write_arrays(path, {"latents": rows})
         copy_from_rank_zero(path)
         latents = read_arrays(path)[0]["latents"]
-        return Curriculum(lessons, latents, self.load_tokenizer(), cfg.text_encoder.max_length, cfg.batch)
+        return Curriculum(lessons, latents, self.load_tokenizer(), cfg.text_encoder.max_length, share(cfg.batch))
 
     # ------------------------------------------------------------ the stages
 
@@ -226,8 +241,7 @@ class Recipe:
         cfg = self.cfg
         model = Autoencoder(cfg.autoencoder)
         initialize(model, mx.random.key(0), damp=("conv2", "proj_out"))
-        rate = learning_rate(2e-3, cfg.steps["autoencoder"])
-        optimizer = optim.AdamW(rate, betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+        optimizer = autoencoder_optimizer(cfg.steps["autoencoder"])
         pixels = draw_scenes(held_out_scenes(HELD_OUT, 16), cfg.size)
 
         def report() -> str:
@@ -235,7 +249,7 @@ class Recipe:
             return f"held-out PSNR {psnr(averaged.decode(averaged.encode(pixels)), pixels):.2f} dB"
 
         def batches(step: int) -> tuple[mx.array, ...]:
-            return autoencoder_batch(step, 16, cfg.size, cfg.size // 2)
+            return autoencoder_batch(step, share(16), cfg.size, cfg.size // 2)
 
         self.train("autoencoder", model, optimizer, autoencoder_loss, batches, report, decay=0.995)
 
@@ -256,7 +270,7 @@ class Recipe:
             return f"other scenes {text_encoder_loss(model, *held).item():.3f} nats per token"
 
         def batches(step: int) -> tuple[mx.array, ...]:
-            return text_batch(tokenizer, tokens, step, 64)
+            return text_batch(tokenizer, tokens, step, share(64))
 
         self.train("text_encoder", model, optimizer, text_encoder_loss, batches, report, decay=0.995)
 
@@ -352,7 +366,7 @@ class Recipe:
         def batches(step: int) -> tuple[Any, ...]:
             if step % 2:
                 return "before", *curriculum(step), step // 2 % STUDENT_STEPS
-            return "own", *own.batch(step // 2, self.cfg.batch)
+            return "own", *own.batch(step // 2, share(self.cfg.batch))
 
         def loss(model: Transformer, kind: str, *lesson: Any) -> mx.array:
             if kind == "own":
