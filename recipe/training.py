@@ -64,7 +64,7 @@ from .stages import (
 )
 
 STEPS = {
-    "autoencoder": 5000, "text_encoder": 1000, "transformer": 24_000, "distill": 4500, "redraw": 600, "repair": 120
+    "autoencoder": 5000, "text_encoder": 1000, "transformer": 16_000, "distill": 4500, "redraw": 600, "repair": 120
 }  # fmt: skip
 STAGES = (*STEPS, "export")
 GRID = (6, 6)
