@@ -104,7 +104,7 @@ run-notebooks: $(VENV)/.book$(BACKEND) ## run what changed and store what it sho
 clean-notebooks: $(VENV)/.book$(BACKEND) ## tidy what a session in Jupyter stored (all, or NB="01 05")
 	$(BIN)/python -m tools.notebooks clean $$NB
 
-nano: $(VENV)/.test$(BACKEND) ## nano's last stage again, and all that follows from new weights (RUNS=folder; hours)
+nano: $(VENV)/.test$(BACKEND) ## a new klein-nano by the recipe, and all that follows from it (RUNS=folder; a day)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m recipe.bundle $${RUNS:-runs}
 
 parity: $(VENV)/.test$(BACKEND) ## compare every block with the reference again, and write the page that says how close

@@ -1,14 +1,15 @@
-"""nano's last stage again, from the bundled weights, and all that follows from new ones. `make nano` runs every step.
+"""A new klein-nano, and all that follows from its weights. `make nano RUNS=folder` runs every step.
 
     python -m recipe.bundle RUNS              all steps that RUNS has not done yet, in this order:
-        repair      the recipe's stage, beginning with the bundled nano as what redraw left
-        measure     lone things, captions and edits of the new one, on the development set
-        install     the new transformer into kleinlite/nano/weights
-        adapters    those that were taught by nano itself: kv-edits, one-look
-        pictures    README's gallery, the run that the site shows before anything is loaded
+        train       the whole recipe, into RUNS: RUNS/nano is a folder to draw with
+        measure     captions, edits, lone things and single shapes, on the development set
+        install     RUNS/nano into kleinlite/nano/weights
+        adapters    those that come with nano, and kv-edits
+        sister      z-nano, which learns from what nano draws
+        pictures    README's gallery, the runs and the fast preview of the site, the scores of Look inside
         accuracy    notebooks/accuracy.json
         notebooks   all of them, from top to bottom
-    python -m recipe.bundle RUNS repair …     these steps only, even if they are done
+    python -m recipe.bundle RUNS measure …    these steps only, even if they are done
 
 What compares with diffusers needs it installed: `python tests/goldens/make_nano_golden.py` and
 `make_nano_lora_golden.py` are for the end. Numbers in prose are for whoever reads the pages again.
@@ -21,79 +22,41 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer
-
-from kleinlite.autoencoder import Autoencoder
-from kleinlite.cpu import setup
-from kleinlite.klein import Klein
-from kleinlite.text_encoder import TextEncoder
 from kleinlite.trainer.run import lock_folder
-from kleinlite.transformer import Transformer
-from recipe.saving import save_transformer
-from recipe.stages import load_average
-from recipe.training import Recipe, RecipeConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / "kleinlite" / "nano" / "weights"
 
 
-class BundledRecipe(Recipe):
-    """The recipe, with the bundled models in place of what its first stages would have left."""
-
-    def __init__(self, folder: Path, cfg: RecipeConfig | None = None):
-        super().__init__(folder, cfg)
-        setup()
-        self.nano = Klein.from_pretrained("nano", keep_loaded=True)
-        self.base = Klein.from_pretrained("nano-base", keep_loaded=True)
-
-    def load(self, name: str, module: Any) -> Any:
-        """A part as it is bundled, frozen; what RUNS has itself, from there."""
-        bundled = {"transformer": self.base, "redraw": self.nano}
-        if name not in bundled:
-            return super().load(name, module)
-        module.update(bundled[name].transformer.parameters())
-        module.freeze()
-        return module
-
-    def load_autoencoder(self) -> Autoencoder:
-        return self.nano.autoencoder
-
-    def load_text_encoder(self) -> TextEncoder:
-        return self.nano.text_encoder
-
-    def load_tokenizer(self) -> Tokenizer:
-        return self.nano.tokenizer
-
-
-def repair(folder: Path) -> None:
-    """RUNS/nano, a folder to draw with: the bundled parts and the new transformer."""
-    recipe = BundledRecipe(folder)
-    recipe.repair()
-    student = load_average(recipe.file("repair"), Transformer(recipe.cfg.transformer))
-    shutil.copytree(WEIGHTS, folder / "nano", dirs_exist_ok=True, ignore=shutil.ignore_patterns("base", "loras"))
-    save_transformer(folder / "nano", student, recipe.nano.text_encoder.cfg, distilled=True)
+def train(folder: Path) -> None:
+    run("recipe", "train", folder / "recipe")
 
 
 def measure(folder: Path) -> None:
-    for question in ("--lone", "--edits", "--no-op", "--shapes"):
-        run("recipe.evaluate", question, "--model", folder / "nano")
-    run("recipe.evaluate", "--model", folder / "nano")
+    model = folder / "recipe" / "nano"
+    for question in ((), ("--lone",), ("--edits",), ("--no-op",), ("--shapes",)):
+        run("recipe.evaluate", *question, "--model", model)
 
 
 def install(folder: Path) -> None:
-    shutil.copytree(folder / "nano" / "transformer", WEIGHTS / "transformer", dirs_exist_ok=True)
+    shutil.copytree(folder / "recipe" / "nano", WEIGHTS, dirs_exist_ok=True)
 
 
 def adapters(folder: Path) -> None:
-    for name in ("kv_edits", "one_look"):
+    for name in ("adapters", "kv_edits", "one_look"):
         run(f"recipe.{name}")
+
+
+def sister(folder: Path) -> None:
+    run("recipe.z_nano", folder / "sister")
+    shutil.copyfile(folder / "sister" / "z-nano.safetensors", ROOT / "recipe" / "weights" / "z-nano.safetensors")
 
 
 def pictures(folder: Path) -> None:
     run("recipe.evaluate", "--gallery", "notebooks/images/nano.jpg")
     run("recipe.evaluate", "--count", "48", "--grid", "notebooks/images/nano-48.jpg")
+    run("recipe.attention_score")
     subprocess.run([sys.executable, ROOT / "site" / "live.py"], cwd=ROOT, check=True)
 
 
@@ -106,7 +69,7 @@ def notebooks(folder: Path) -> None:
 
 
 STEPS: dict[str, Callable[[Path], None]] = {
-    step.__name__: step for step in (repair, measure, install, adapters, pictures, accuracy, notebooks)
+    step.__name__: step for step in (train, measure, install, adapters, sister, pictures, accuracy, notebooks)
 }
 
 

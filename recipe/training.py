@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
+from kleinlite.cpu import setup
 from kleinlite.distillation import STUDENT_STEPS, distill_loss
 from kleinlite.errors import UserError
 from kleinlite.files import replace_file
@@ -192,13 +193,15 @@ class Recipe:
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer, trained at the first call."""
-        path = self.folder / "tokenizer" / "tokenizer.json"
-        if is_rank_zero() and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replace_file(path) as draft:
-                train_tokenizer(self.cfg.text_encoder.vocab, reworded=True).save(str(draft))
-        copy_from_rank_zero(path)
-        return load_tokenizer(self.folder)
+        if "tokenizer" not in self.parts:
+            path = self.folder / "tokenizer" / "tokenizer.json"
+            if is_rank_zero() and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with replace_file(path) as draft:
+                    train_tokenizer(self.cfg.text_encoder.vocab, reworded=True).save(str(draft))
+            copy_from_rank_zero(path)
+            self.parts["tokenizer"] = load_tokenizer(self.folder)
+        return self.parts["tokenizer"]
 
     def load_autoencoder(self) -> Autoencoder:
         """The trained autoencoder, with the statistics of its latents."""
@@ -342,6 +345,7 @@ class Recipe:
     ) -> None:
         """Each round begins with what the one before has left, and draws its pictures before its first step."""
         left = before
+        self.load_text_encoder(), self.load_autoencoder()  # all processes together, before the first draws alone
         for number in range(rounds):
             name = f"{stage}-{number + 1}" if number + 1 < rounds else stage
             student = self.load(left, Transformer(self.cfg.transformer))
@@ -403,7 +407,10 @@ class Recipe:
             save_transformer(folder, transformer, text_encoder.cfg, distilled)
 
     def draw_samples(self, name: str, distilled: bool) -> str:
-        """Draw the sample prompts with a run's average, side by side, into a PNG named after its stage."""
+        """Draw the sample prompts with a run's average, side by side, into a PNG named after its stage.
+
+        The first process does it alone, so all that it needs has been loaded before: nobody would answer it.
+        """
         preview = self.folder / "preview"
         self.save(preview, load_average(self.file(name), Transformer(self.cfg.transformer)), distilled)
         settings: Any = {} if distilled else {"steps": 8, "guidance": GUIDANCE}
@@ -445,6 +452,7 @@ def train(folder: Path, stage: str | None = None, steps: int | None = None, cfg:
     cfg = cfg or RecipeConfig()
     if stage and steps:
         cfg = replace(cfg, steps={**cfg.steps, stage: steps})
+    setup()  # before the first large array: a stage may encode scenes before its run begins
     own_temporary_folder(mx.distributed.init())
     recipe = Recipe(folder, cfg)
     stages = [stage] if stage else list(STAGES)

@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from small_nano import SMALL
+from small_nano import SMALL, launch
 
 from kleinlite.klein import Klein
 from kleinlite.scenes import shape_spots
@@ -80,3 +81,29 @@ def test_the_whole_recipe_leaves_a_model_and_goes_on_where_it_was(tmp_path, caps
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}
     training.train(folder, cfg=SMALL)
     assert before == {p: p.stat().st_mtime_ns for p in folder.glob("*.safetensors")}, "nothing is trained twice"
+
+
+TOGETHER = """
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+
+from kleinlite.scenes import shape_spots
+from recipe import redraw, training
+
+sys.path.append(sys.argv[2])
+from small_nano import SMALL
+
+mx.disable_compile()
+redraw.accepted = lambda picture, scene, caption: (scene, shape_spots(scene))
+for stage in ("autoencoder", "text_encoder", "transformer", "distill", "redraw"):
+    training.train(Path(sys.argv[1]), stage, steps=4, cfg=SMALL)
+"""
+
+
+def test_two_processes_share_a_folder(tmp_path):
+    """The first alone draws, for samples and for redraw. What it asked the second for then would never be answered."""
+    (tmp_path / "together.py").write_text(TOGETHER)
+    launch(tmp_path, tmp_path / "together.py", tmp_path / "runs", Path(__file__).parents[1])
+    assert (tmp_path / "runs" / "log").read_text().count("samples in") == 2 + 2 + 3 * 2
