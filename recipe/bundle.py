@@ -1,9 +1,9 @@
 """A new klein-nano, and all that follows from its weights. `make nano RUNS=folder` runs every step.
 
     python -m recipe.bundle RUNS              all steps that RUNS has not done yet, in this order:
-        train       the whole recipe, into RUNS: RUNS/nano is a folder to draw with
+        train       the whole recipe, into RUNS/recipe: its folder nano is a model to draw with
         measure     captions, edits, lone things and single shapes, on the development set
-        install     RUNS/nano into kleinlite/nano/weights
+        install     that model into kleinlite/nano/weights
         adapters    those that come with nano, and kv-edits
         sister      z-nano, which learns from what nano draws
         pictures    README's gallery, the runs and the fast preview of the site, the scores of Look inside
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kleinlite.trainer.run import lock_folder
+from recipe.z_nano import FILE as SISTER
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / "kleinlite" / "nano" / "weights"
@@ -50,7 +51,7 @@ def adapters(folder: Path) -> None:
 
 def sister(folder: Path) -> None:
     run("recipe.z_nano", folder / "sister")
-    shutil.copyfile(folder / "sister" / "z-nano.safetensors", ROOT / "recipe" / "weights" / "z-nano.safetensors")
+    shutil.copyfile(folder / "sister" / SISTER.name, SISTER)
 
 
 def pictures(folder: Path) -> None:

@@ -344,8 +344,9 @@ class Recipe:
         self, stage: str, before: str, rounds: int, kind: type[Redrawn] | type[Own], draw_pictures: Callable[..., Any]
     ) -> None:
         """Each round begins with what the one before has left, and draws its pictures before its first step."""
+        self.load_text_encoder()  # all processes together, before the first draws alone
+        self.load_autoencoder()
         left = before
-        self.load_text_encoder(), self.load_autoencoder()  # all processes together, before the first draws alone
         for number in range(rounds):
             name = f"{stage}-{number + 1}" if number + 1 < rounds else stage
             student = self.load(left, Transformer(self.cfg.transformer))
