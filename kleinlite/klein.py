@@ -109,7 +109,7 @@ class Klein:
         dtype: how the transformer and the text encoder compute, mx.float32 or "float32"; bfloat16 on a GPU, float32 on
         a CPU if not given, where weights in bfloat16 may still be multiplied as such (see `info.product`).
         parts: the model that has a single file's other parts; or parts to replace, such as {"vae": "small-decoder"}.
-        keep_loaded: keep the text encoder in memory between prompts.
+        keep_loaded: keep every part in memory once it is read.
         loras: adapter files, each with a scale if not 1: ["dog.safetensors", ("style.safetensors", 0.7)]; see `loras`.
         group: several machines that draw each picture together, all with the same calls: `mx.distributed.init()`.
         revision, token, cache_dir, local_files_only: as in huggingface_hub, for what is fetched from there.

@@ -15,6 +15,7 @@ from kleinlite.nano.data import draw_samples, draw_scenes
 from kleinlite.scenes import Scene, captions, held_out, sample, scene_held_out
 from kleinlite.text_encoder import PAD, TEMPLATE, tokenize
 
+from .curriculum import allowed_scenes
 from .edits import edit_held_out, sample_edit
 from .rewordings import reword
 
@@ -32,8 +33,7 @@ def psnr(a: mx.array, b: mx.array) -> float:
 def autoencoder_batch(step: int, batch: int, size: int, crop: int) -> tuple[mx.array, mx.array]:
     """Random crops of fresh scenes (b, crop, crop, 3), and the noise key of this step."""
     rng = random.Random(step)
-    scenes = filter(lambda scene: not scene_held_out(scene), map(sample, itertools.count(1000 * step)))
-    x = draw_scenes(list(itertools.islice(scenes, batch)), size)
+    x = draw_scenes(list(itertools.islice(allowed_scenes(sample, 1000 * step), batch)), size)
     at = [(i, rng.randint(0, size - crop), rng.randint(0, size - crop)) for i in range(batch)]
     return mx.stack([x[i, r : r + crop, c : c + crop] for i, r, c in at]), mx.random.key(step)
 

@@ -53,9 +53,9 @@ def has_ladder(notebook: Path) -> bool:
     return any("".join(cell["source"]).startswith("#| ladder") for cell in cells)
 
 
-def blank_sheets(size: int = 48) -> mx.array:
-    """Plain paper for every picture of the exam: (32, size, size, 3)."""
-    pictures = world.make_exam(size).pictures
+def blank_sheets() -> mx.array:
+    """Plain paper for every picture of the exam: (32, 48, 48, 3)."""
+    pictures = world.make_exam().pictures
     return mx.broadcast_to(pictures[0, 0, 0], pictures.shape)
 
 

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from kleinlite.autoencoder import Autoencoder
 from kleinlite.distillation import STUDENT_STEPS, own_path
 from kleinlite.errors import UserError
-from kleinlite.nano.evaluate import detected, place_of, requested
+from kleinlite.nano.evaluate import detected, listing_order, place_of, requested
 from kleinlite.nano.shapes import UNCLEAR, background_of, cut_out, overlaps, pixels
 from kleinlite.pipeline import to_images
 from kleinlite.sampling import schedule
@@ -79,11 +79,15 @@ class Redrawn(NamedTuple):
         found = len(self.target)
         rows = mx.array(random.Random(step).sample(range(found), min(found, pictures)))
         x = self.path[rows, segment]
-        target = self.target[rows]
-        if segment < STUDENT_STEPS - 1:
-            t, s = schedule(STUDENT_STEPS, x.shape[1])[segment : segment + 2]
-            target = x + t / (t - s) * (self.path[rows, segment + 1] - x)
+        target = self.target[rows] if segment == STUDENT_STEPS - 1 else expected(self.path[rows], segment)
         return x, target, self.ids[rows], self.mask[rows], segment
+
+
+def expected(path: mx.array, segment: int) -> mx.array:
+    """The clean latents (b, n, 128) that the student expects before step `segment`; path (b, 5, n, 128)."""
+    t, t_next = schedule(STUDENT_STEPS, path.shape[2])[segment : segment + 2]
+    x = path[:, segment]
+    return x + t / (t - t_next) * (path[:, segment + 1] - x)
 
 
 def redraw_loss(student: Transformer, x: mx.array, batch: Batch, segment: int) -> mx.array:
@@ -131,7 +135,7 @@ def nearest_scene(picture: Image.Image) -> tuple[Scene, list[Spot]] | None:
             return None
         spot = measure_shape(kind, mask)
         found.append((Thing(kind, color, place_of(spot[:2])), spot))
-    found.sort(key=lambda pair: (pair[0].place not in ("top", "left"), pair[0].place != "center"))
+    found.sort(key=lambda pair: listing_order(pair[0]))
     ground = np.asarray(background_of(pixels(picture)))
     paper = min(BACKGROUNDS, key=lambda name: float(((np.array(BACKGROUNDS[name]) - ground) ** 2).sum()))
     return Scene(tuple(thing for thing, _ in found), background=paper), [spot for _, spot in found]

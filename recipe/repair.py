@@ -23,17 +23,17 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from kleinlite.autoencoder import Autoencoder
-from kleinlite.distillation import STUDENT_STEPS, own_path
+from kleinlite.distillation import own_path
 from kleinlite.errors import UserError
 from kleinlite.nano.evaluate import SIZE, SKYLINE, detected, judge, requested
 from kleinlite.pipeline import to_images
-from kleinlite.sampling import schedule
 from kleinlite.scenes import Scene, captions, draw, held_out, sample
 from kleinlite.text_encoder import TextEncoder, tokenize
 from kleinlite.training import encode_batch
 from kleinlite.transformer import Transformer
 
 from .curriculum import allowed_scenes
+from .redraw import expected
 
 FIRST = 80_000_000  # scenes from this seed on, in the first round
 APART = 1_000_000  # seeds between the first scenes of two rounds
@@ -66,13 +66,6 @@ class Own(NamedTuple):
         stays = expected(self.path[rows], segment)
         target = mx.where(self.failed[rows][:, None, None], self.target[rows], stays)
         return x, target, self.ids[rows], self.mask[rows], segment
-
-
-def expected(path: mx.array, segment: int) -> mx.array:
-    """The clean latents (b, n, 128) that the student expects before step `segment`; path (b, 5, n, 128)."""
-    t, t_next = schedule(STUDENT_STEPS, path.shape[2])[segment : segment + 2]
-    x = path[:, segment]
-    return x + t / (t - t_next) * (path[:, segment + 1] - x)
 
 
 def lone_captions(first: int = FIRST) -> Iterator[tuple[Scene, str]]:

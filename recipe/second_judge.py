@@ -57,7 +57,7 @@ def radii(cover: np.ndarray) -> np.ndarray:
     return lengths[(seen < 0.5).argmax(axis=1)]
 
 
-def dents(picture: Image.Image, things: Sequence[Thing], which: int = 0) -> float:
-    """Standard deviation of the radius of one of the things, a circle, over its mean; 0 is round."""
-    found = radii(covered(picture, things)[which])
+def dents(picture: Image.Image, things: Sequence[Thing]) -> float:
+    """Standard deviation of the radius of the first thing, a circle, over its mean; 0 is round."""
+    found = radii(covered(picture, things)[0])
     return float(found.std() / max(found.mean(), STEP))

@@ -70,7 +70,6 @@ STEPS = {
 STAGES = (*STEPS, "export")
 GRID = (6, 6)
 HELD_OUT = 10_000_000  # scenes from this seed on measure the autoencoder and the text encoder while they learn
-SCENES = 16_000  # of `sample`, that the bundled weights' training drew from
 LAST = ("linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaLN_modulation.1", "lin")  # begin small
 READS = {  # what a stage needs from the ones before
     "autoencoder": (), "text_encoder": (), "transformer": ("autoencoder", "text_encoder"),
@@ -87,7 +86,7 @@ SAMPLES = (
 )  # fmt: skip
 
 
-def autoencoder_loss(model: Autoencoder, pixels: mx.array, key: mx.array, kl_weight: float = 2e-4) -> mx.array:
+def autoencoder_loss(model: Autoencoder, pixels: mx.array, key: mx.array) -> mx.array:
     """Picture through a noisy latent and back: absolute and squared error, and a light pull towards unit normal.
 
     Kingma and Welling 2013, arXiv 1312.6114.
@@ -97,7 +96,7 @@ def autoencoder_loss(model: Autoencoder, pixels: mx.array, key: mx.array, kl_wei
     z = mean + mx.exp(0.5 * logvar) * mx.random.normal(mean.shape, key=key)
     error = model.decoder(z) - pixels
     kl = 0.5 * (mean * mean + mx.exp(logvar) - 1 - logvar)
-    return mx.abs(error).mean() + 4 * (error * error).mean() + kl_weight * kl.mean()
+    return mx.abs(error).mean() + 4 * (error * error).mean() + 2e-4 * kl.mean()
 
 
 def autoencoder_optimizer(steps: int) -> optim.Optimizer:

@@ -183,7 +183,7 @@ def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None
 
 
 def write_bundle(path: Path, net: ZImageTransformer) -> None:
-    """The weights as they come with the package: matrices in six bits, the rest in float16."""
+    """The weights as the book keeps them: matrices in six bits, the rest in float16."""
     weights = {name: turned(name, w).astype(mx.float16) for name, w in leaves(net.parameters())}
     write_arrays(path, quantize_weights(dict(weights), SPEC))
 

@@ -16,7 +16,7 @@ from benchmarks import picture
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.inference import memory_check
 from kleinlite.inference.memory_check import check_memory
-from kleinlite.inference.memory_plan import STRIP_BYTES, MemoryPlan, plan_memory
+from kleinlite.inference.memory_plan import BESIDE_STRIPS, MemoryPlan, plan_memory
 from kleinlite.klein import Klein
 from kleinlite.memory import count_parameters
 from kleinlite.models.checkpoint import open_checkpoint
@@ -39,12 +39,12 @@ def test_parameters_are_those_of_the_released_models():
 def test_the_plan_is_arithmetic():
     configs = RELEASED_CONFIGS["4b"]
     small, large = (plan_memory(configs, width=side, height=side, cpu=False) for side in (512, 1024))
-    assert small[:3] == large[:3] and large.decode == 4 * 4 * 1024 * 1024 * 128 + STRIP_BYTES
+    assert small[:3] == large[:3] and large.decode == 4 * 4 * 1024 * 1024 * 128 + BESIDE_STRIPS
     half = plan_memory(configs, width=512, height=512, bits=(4.5, 8.5), cpu=False)
     assert abs(half.transformer * 16 / 4.5 - small.transformer) < 4 and half.autoencoder == small.autoencoder
     assert abs(half.text_encoder * 16 / 8.5 - small.text_encoder) < 4
     two = plan_memory(configs, width=512, height=512, reference_tokens=2048, b=2, cpu=False)
-    assert two.step > 2 * small.step and two.decode - STRIP_BYTES == 2 * (small.decode - STRIP_BYTES)
+    assert two.step > 2 * small.step and two.decode - BESIDE_STRIPS == 2 * (small.decode - BESIDE_STRIPS)
     assert plan_memory(configs, width=512, height=512, cpu=True).step == 2 * small.step  # float32
 
 

@@ -27,6 +27,7 @@ examples:
   mlx.launch -n 2 -- python -m kleinlite generate --prompts wishes.txt     on several machines: each its share
 """
 OFFLINE = "download nothing, and ask no network"
+PARTS = "the model with the other parts of a model that is a transformer's file"
 QUANTIZE = "3, 4, 5, 6 or 8 bits, or mxfp4, mxfp8, nvfp4"
 QUANTIZE_EXAMPLES = """\
 examples:
@@ -78,7 +79,7 @@ def make_parser() -> Parser:
     add("--watch", type=Path, metavar="FILE", help="show every step in this .png file, which is rewritten")
     about = "draw each line of this file into the folder -o, seeds counting up; what is there already is left out"
     add("--prompts", type=Path, metavar="FILE", help=about)
-    add("--parts", metavar="NAME", help="the model with the other parts of a --model that is a transformer's file")
+    add("--parts", metavar="NAME", help=PARTS)
     add("--decoder", metavar="NAME", help="another decoder: small-decoder, taef2 (tiny), a model's or a file's")
     add("--offline", action="store_true", help=OFFLINE)
 
@@ -91,6 +92,7 @@ def make_parser() -> Parser:
     add("output", type=Path, metavar="OUT", help="the new folder")
     add("--bits", type=parse_quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8")
     add("--mode", metavar="MODE", help="in place of --bits: mxfp4, mxfp8 or nvfp4")
+    add("--parts", metavar="NAME", help=PARTS)
     add("--offline", action="store_true", help=OFFLINE)
     about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"
     add = command("train-lora", about, epilog=LORA_EXAMPLES, formatter_class=RAW_HELP)
@@ -104,6 +106,7 @@ def make_parser() -> Parser:
     add("--accumulate", type=int, default=4, metavar="N", help="batches that make one step (default: 4)")
     add("--size", type=parse_size, metavar="WxH", help="scale and cut all pictures (default: as they are)")
     add("--quantize", type=parse_quantization, metavar="Q", help=f"train beside weights in fewer bits: {QUANTIZE}")
+    add("--parts", metavar="NAME", help=PARTS)
     add("--layout", choices=("diffusers", "comfy"), default="diffusers", help="whose names the file has")
     add("--seed", type=int, default=0, metavar="N", help="of its beginning and of its batches (default: 0)")
     add("--every", type=int, default=100, metavar="N", help="steps between two looks at it (default: 100)")

@@ -155,6 +155,8 @@ def read_like(args: argparse.Namespace) -> dict[str, Any]:
         if like.get(name) and not typed:
             raise UserError(f"{file} was drawn with {name} that was given, which it does not contain: {way_out}.")
     parts = like.get("parts") or {}
+    if isinstance(parts, dict) and args.decoder:
+        parts = {part: place for part, place in parts.items() if part != "vae"}
     for place in parts.values() if isinstance(parts, dict) else [parts]:
         here = is_here(place) or (isinstance(parts, str) and find_cached_parts(place) is not None)
         if args.parts is None and not here:

@@ -1,14 +1,10 @@
 """`kleinlite quantize`: a model in fewer bits, as a folder."""
 
 import argparse
-import os
 import sys
 
-from ..errors import UserError
-from ..models.describe import is_here
-from ..models.download import Access, fetch_model
+from ..models.download import Access
 from ..models.export import quantize_model
-from ..models.formats import find_quant_spec
 from .shared import check_folder, name_quantization
 
 
@@ -17,12 +13,8 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error("give either --bits N or --mode MODE: kleinlite quantize 4b klein-4bit --bits 4")
     quantize = args.mode if args.bits is None else args.bits
     out = args.output
-    find_quant_spec(quantize)
-    if os.path.lexists(out):
-        raise UserError(f"{out} is there already: name a new folder.")
     check_folder(out.parent)
-    if not is_here(args.model):
-        fetch_model(args.model, Access(local_files_only=args.offline))
-    quantize_model(args.model, out, quantize, progress=sys.stderr.isatty())
+    access = Access(local_files_only=args.offline)
+    quantize_model(args.model, out, quantize, parts=args.parts, access=access, progress=sys.stderr.isatty())
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(f"{out}: {args.model} in {name_quantization(quantize)}, {size / 1e6:,.1f} MB")

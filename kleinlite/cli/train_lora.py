@@ -7,8 +7,9 @@ from ..inference.loaded_model import LoadedModel
 from ..inference.memory_plan import compute_dtype
 from ..inference.serialized import run_serialized
 from ..klein import Klein
+from ..models.checkpoint import open_checkpoint
 from ..models.describe import check_base, describe
-from ..models.download import Access, fetch_model
+from ..models.download import Access
 from ..trainer.folder import read_folder
 from ..trainer.lora import LoraTrainer, check_output
 from ..trainer.memory_plan import check_plan, plan_training
@@ -26,13 +27,16 @@ def run(args: argparse.Namespace) -> None:
         rank=args.rank, steps=args.steps, rate=args.rate, batch=args.batch, accumulate=args.accumulate,
         seed=args.seed, every=args.every, layout=args.layout,
     )  # fmt: skip
-    facts = run_serialized(describe, args.model, args.quantize, dtype=compute_dtype())
+    facts = run_serialized(describe, args.model, args.quantize, args.parts, dtype=compute_dtype())
     check_base(facts.info)
     examples = read_folder(args.folder, args.size)
     access = Access(local_files_only=args.offline)
     if facts.configs is None:  # of a repository that is not here, nothing is known
-        fetch_model(args.model, access)
-        facts = run_serialized(describe, args.model, args.quantize, dtype=compute_dtype())
+        opened = run_serialized(
+            open_checkpoint, args.model, dtype=compute_dtype(), quantize=args.quantize, access=access
+        )
+        check_base(opened.info)
+        facts = facts._replace(info=opened.info, configs=opened.configs, bits=opened.bits, checkpoint=opened)
     assert facts.configs is not None
     first = examples[0]  # all have its sizes
     before = [picture.size for picture in first.references]
@@ -44,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     if args.plan:
         return
     check_plan(plan)
-    klein = Klein(run_serialized(LoadedModel.of, facts, args.quantize, access=access))
+    klein = Klein(run_serialized(LoadedModel.of, facts, args.quantize, args.parts, access=access))
     trainer = LoraTrainer(klein, examples, out, settings)
     trainer.train()
     print(

@@ -11,7 +11,7 @@ MLX is made for Apple's chips. Its Linux CPU build gives the same results, but f
   The functions here use an exp made of plain MLX operations, which run on several values at once;
 - products in bfloat16: one value at a time. They are done in float32; or, with `pip install "kleinlite[bf16]"` and a
   processor that multiplies bfloat16, by oneDNN (`bfloat16_name`), twice as fast as in float32;
-- convolutions and attention, which are large: MLX lays out every pixel's neighbourhood, nine times the picture for a
+- convolutions and attention, which are large: MLX lays out every pixel's neighborhood, nine times the picture for a
   3 × 3 filter, or all scores at once, and starts on the next operation before the last is done. `conv2d` and
   `attention` work on a few rows at a time, in less memory; and 3 × 3 filters multiply half as often.
 
@@ -24,11 +24,11 @@ where there is none, it runs the operations one by one.
 
 from .bfloat16 import bfloat16_name
 from .blas import blas_name, idle_cores_only, setup
-from .convolution import STRIP, conv2d, upsample_conv2d
+from .convolution import conv2d, upsample_conv2d
 from .layers import speed_up
 from .operations import FAST, affine, attention, silu, softmax
 
 __all__ = [
-    "FAST", "STRIP", "affine", "attention", "bfloat16_name", "blas_name", "conv2d", "idle_cores_only", "setup", "silu",
+    "FAST", "affine", "attention", "bfloat16_name", "blas_name", "conv2d", "idle_cores_only", "setup", "silu",
     "softmax", "speed_up", "upsample_conv2d",
 ]  # fmt: skip

@@ -1,9 +1,9 @@
 """Convolutions on a Linux CPU.
 
-MLX lays out the neighbourhood of every pixel, nine times the picture for a 3 × 3 filter, and multiplies that. Here:
+MLX lays out the neighborhood of every pixel, nine times the picture for a 3 × 3 filter, and multiplies that. Here:
 
 - a few rows at a time, one strip after the other. The same result, but what lies in between stays small;
-- 3 × 3 filters by Winograd's algorithm: four neighbouring results take 16 multiplications in place of 36. (Lavin and
+- 3 × 3 filters by Winograd's algorithm: four neighboring results take 16 multiplications in place of 36. (Lavin and
   Gray, Fast Algorithms for Convolutional Neural Networks, 2015, section 4.1: F(2 × 2, 3 × 3).) What is added up before
   and after costs a rounding or two, as much as another order of adding would.
 """

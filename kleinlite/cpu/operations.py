@@ -1,4 +1,4 @@
-"""exp and what is built on it, attention and convolution: MLX's operations, quicker or in less memory on a Linux CPU.
+"""exp and what is built on it, and attention: MLX's operations, quicker or in less memory on a Linux CPU.
 
 Where the device is not a Linux CPU, each of these functions calls MLX's own operation.
 """

@@ -134,7 +134,7 @@ def check_scale(adapter: Adapter, scale: float) -> None:
 
 
 def find_recorded_loras(made: dict, picture: str | Path) -> list[tuple[Path, float]]:
-    """The files with which a picture was made, from its metadata: bundled, here, or beside it. ValueError if not."""
+    """The files with which a picture was made, from its metadata: bundled, here, or beside it. Raises UserError."""
     found = []
     for lora in made.get("loras", ()):
         name = lora["file"]

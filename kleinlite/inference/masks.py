@@ -6,7 +6,6 @@ what was drawn is cropped and pasted back, so that a pixel under a black mask is
 
 from __future__ import annotations
 
-import math
 import numbers
 import operator
 from collections.abc import Mapping, Sequence
@@ -45,7 +44,7 @@ class Change:
         """1 where a token is drawn anew, 0 where it stays, (1, n, 1).
 
         As diffusers makes it: pixels to black and white, then bilinear without antialiasing, which reads four pixels of
-        each token, those around its middle. So a token on an edge can be grey. The mask's own greys blend pixels.
+        each token, those around its middle. So a token on an edge can be gray. The mask's own grays blend pixels.
         """
         if self.mask is None:
             return None
@@ -162,9 +161,5 @@ def check_extension(extend: Any) -> Extension:
 
 
 def count_skipped(steps: int, strength: float) -> int:
-    """How many steps a strength leaves out, as in diffusers: int(steps - steps·strength). Raises UserError if all."""
-    skipped = int(steps - steps * strength)
-    if skipped >= steps:
-        least = math.ceil(100 / steps) / 100
-        raise UserError(f"With a strength of {strength:g} no step of {steps} is left: try {least:g} or more.")
-    return skipped
+    """How many steps a strength leaves out, as in diffusers: int(steps - steps·strength). One is always left."""
+    return min(int(steps - steps * strength), steps - 1)

@@ -45,7 +45,7 @@ def compute_dtype() -> mx.Dtype:
 
 
 # Fitted to `python -m benchmarks.picture` on a CPU, which measures every stage beside what is predicted here:
-STRIP_BYTES = 5 * 2**24  # what the decoder's convolutions hold besides, strip by strip
+BESIDE_STRIPS = 5 * 2**24  # what the decoder's convolutions hold besides, strip by strip
 
 
 def plan_memory(
@@ -83,12 +83,12 @@ def plan_memory(
     step_numbers = max(ACTIVATIONS * tokens, 9 * cfg.d) + cache_numbers
     finest, coarser = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
     decode_bytes = 4 * b * width * height * (coarser + 2 * finest)  # what goes into a block, and two that it makes
-    reference_bytes = 4 * 256 * min(reference_tokens, 4096) * 3 * vae_cfg.channels[0]  # none is larger than 1024²
+    reference_bytes = 4 * 256 * min(reference_tokens, 4096) * 3 * vae_cfg.channels[0]  # of klein, 1024²
     return MemoryPlan(
         text_encoder=int(count_parameters(TextEncoder, text_cfg) * text_bits / 8),
         transformer=int(count_parameters(networks[0], cfg) * transformer_bits / 8),
         autoencoder=4 * count_parameters(networks[1], vae_cfg),
         encode=number_bytes * text_cfg.d * encode_numbers,
         step=number_bytes * cfg.d * step_numbers,
-        decode=max(decode_bytes, reference_bytes) + STRIP_BYTES,
+        decode=max(decode_bytes, reference_bytes) + BESIDE_STRIPS,
     )

@@ -23,7 +23,7 @@ __all__ = [
 REMEMBERED: dict[str, Any] = {
     "model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float), "negative_prompt": str,
     "width": int, "height": int, "references": int, "quantize": (int, str), "parts": (str, dict), "loras": list,
-    "mask": bool, "extend": list, "strength": (int, float), "noise": bool,
+    "mask": bool, "box": list, "extend": list, "strength": (int, float), "noise": bool,
 }  # fmt: skip
 
 MOST_PIXELS = 2**30 // 12  # 89 million, the number above which Pillow warns; it is 0.3 GB decoded
@@ -34,7 +34,7 @@ PngImagePlugin.MAX_TEXT_MEMORY = 2**29
 
 
 def open_picture(path: str | Path) -> Image.Image:
-    """A picture from a file, turned upright as its camera says; or a ValueError that names the file."""
+    """A picture from a file, turned upright as its camera says. Raises UserError or FileError."""
     if not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "does not exist"
         raise UserError(f"{path} {what}: name a picture's file.")
@@ -186,7 +186,7 @@ def picture_info(picture: Image.Image | str | Path) -> dict[str, Any]:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """What made the picture in a file, of the right types; or a ValueError that names the file."""
+    """What made the picture in a file, of the right types. Raises UserError or FileError."""
     image = open_picture(path)
     try:
         made = picture_info(image)

@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
     images: Image.Image | Sequence[Image.Image]
     """Reference pictures, 1..n. The output takes the first one's size unless width and height are given."""
     mask: Image.Image | None
-    """What of images[0] is drawn anew: white is, black stays to the bit, grey blends. Of the picture's size."""
+    """What of images[0] is drawn anew: white is, black stays to the bit, gray blends. Of the picture's size."""
     strength: float | None
     """How much of images[0] is drawn anew, up to 1 (all, the default): int(steps - steps·strength) steps are left out.
     With four steps it has four values: above 0.75 all steps, above 0.5 three, above 0.25 two, else one."""
@@ -162,7 +162,6 @@ def check_request(info: ModelInfo, prompt: str | Sequence[str], options: Options
     steps = check_integer(given.get("steps", info.steps), "steps", "such as 4")
     if not 1 <= steps <= 1000:
         raise UserError(f"steps counts the model's looks at the picture: at least 1 and at most 1000, not {steps}.")
-    count_skipped(steps, change.strength if change else 1.0)
     guidance = check_guidance(given.get("guidance"), info)
     none = info.family.no_guidance
     if negative_prompt and guidance == none:
@@ -212,8 +211,10 @@ def check_text(text: Any, name: str) -> str:
 
 def check_prompts(prompt: Any) -> list[str]:
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    if not isinstance(prompts, (list, tuple)) or not prompts:
+    if not isinstance(prompts, (list, tuple)):
         raise UserError(f"The prompt must be a sentence or a list of sentences, not {describe(prompt)}.")
+    if not prompts:
+        raise UserError("The list of prompts is empty: give a sentence, or several.")
     return [check_text(text, "prompt") for text in prompts]
 
 

@@ -149,14 +149,14 @@ def find_other_revision(repository: Repository, access: Access) -> Path | None:
     return repository.place(found)
 
 
-def find_cached(name: str, access: Access = ANYWHERE) -> Path | None:
+def find_cached(name: str) -> Path | None:
     """What `fetch_model` gives, if all of it is on this machine and whole, else None. Asks no network."""
-    return find_whole(required_repositories(name, access.revision), access)
+    return find_whole(required_repositories(name), ANYWHERE)
 
 
-def find_cached_parts(name: str, access: Access = ANYWHERE) -> Path | None:
+def find_cached_parts(name: str) -> Path | None:
     """What `fetch_parts` gives, if all of it is on this machine and whole, else None. Asks no network."""
-    return find_whole([without_transformer(name, access.revision)], access)
+    return find_whole([without_transformer(name)], ANYWHERE)
 
 
 def fetch_model(name: str, access: Access = ANYWHERE) -> Path:

@@ -22,6 +22,7 @@ from ..errors import ExistingFileError, UserError
 from ..files import check_disk_space, lock, write_json
 from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec, quantize_matrix
 from .checkpoint import Checkpoint, PartsArgument, open_checkpoint
+from .download import ANYWHERE, Access
 from .files import INDEX, list_files, read_json
 from .mlx_folders import MlxFolder
 from .quantize import plain_matrix, should_quantize
@@ -80,19 +81,21 @@ def quantize_weights(weights: dict[str, mx.array | QuantizedMatrix], p: QuantSpe
 
 
 def quantize_model(
-    name: str | Path, out: str | Path, quantize: int | str, *, parts: PartsArgument = None, progress: bool = True
-) -> None:
+    name: str | Path, out: str | Path, quantize: int | str, *, parts: PartsArgument = None, access: Access = ANYWHERE,
+    progress: bool = True,
+) -> None:  # fmt: skip
     """Write a quantized copy of a model into the new folder `out`, which `Klein.from_pretrained(out)` then loads.
 
-    name, quantize, parts: as for `open_checkpoint`. The transformer and the text encoder are quantized, one matrix at a
-    time, so that little memory is needed; the layers of the text encoder that the model does not use are left out.
+    name, quantize, parts, access: as for `open_checkpoint`. The transformer and the text encoder are quantized, one
+    matrix at a time, so that little memory is needed; the layers of the text encoder that the model does not use are
+    left out.
     `out` appears when it is whole. Raises ExistingFileError if there is one already, FileError if the disk is too
     small, UserError.
     """
     out = Path(out)
     if os.path.lexists(out):
         raise ExistingFileError(f"{out} is there already: name a new folder.")
-    checkpoint = open_checkpoint(name, dtype=mx.bfloat16, quantize=quantize, parts=parts)
+    checkpoint = open_checkpoint(name, dtype=mx.bfloat16, quantize=quantize, parts=parts, access=access)
     if isinstance(checkpoint.home, MlxFolder):
         raise UserError(f"{name} is in another program's layout, of which no copy is written: name the released model.")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ def read_comfy_words(arrays: dict[str, mx.array], metadata: Mapping[str, str]) -
 
 
 def find_quant_spec(quantize: int | str | None) -> QuantSpec | None:
-    """The format that `quantize=4` or `quantize="nvfp4"` stands for; ValueError, with the list, if there is none."""
+    """The format that `quantize=4` or `quantize="nvfp4"` stands for. Raises UserError, with the list."""
     if quantize is not None and quantize not in QUANT_SPECS:
         known = ", ".join(map(str, QUANT_SPECS))
         raise UserError(f"quantize is one of {known} (bits per weight, or a format), not {quantize!r}.")

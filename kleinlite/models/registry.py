@@ -1,4 +1,4 @@
-"""The models that have a name: repositories, files and their bytes, sizes, licences. Plain data."""
+"""The models that have a name: repositories, files and their bytes, sizes, licenses. Plain data."""
 
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ class ModelSize:
     text_encoder_parameters: int
     other_bytes: int  # of all files but the transformer's weights
     license: str
-    gated: bool  # fetched only by those who accepted the licence
+    gated: bool  # fetched only by those who accepted the license
 
 
 @dataclass(frozen=True)

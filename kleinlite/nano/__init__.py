@@ -1,1 +1,1 @@
-"""klein-nano: the bundled weights (this folder, in the released layout), and their judge."""
+"""klein-nano: the bundled weights (in `weights`, in the released layout), and their judge."""

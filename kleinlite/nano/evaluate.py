@@ -75,14 +75,15 @@ def place_of(middle: tuple[float, float]) -> str:
     return "top" if y < 0 else "bottom"
 
 
+def listing_order(thing: Thing) -> tuple[bool, bool]:
+    """Sorts the things of a scene as `sample` lists them."""
+    return thing.place not in ("top", "left"), thing.place != "center"
+
+
 def see_shapes(image: Image.Image, ground: Scene) -> Scene:
     """Things on a flat background: whatever stands there, by its outline, at any place and size."""
-
-    def order(thing: Thing) -> tuple[bool, bool]:
-        return (thing.place not in ("top", "left"), thing.place != "center")  # as `sample` lists them
-
     things = [Thing(found.kind, found.color, place_of(found.middle)) for found in find_shapes(image)]
-    return replace(ground, things=tuple(sorted(things, key=order)))
+    return replace(ground, things=tuple(sorted(things, key=listing_order)))
 
 
 @functools.cache

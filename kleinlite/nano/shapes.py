@@ -26,11 +26,10 @@ UNCLEAR = 0.8  # a shape that overlaps less with every kind is none of them
 
 @dataclass(frozen=True)
 class Found:
-    """A thing in a picture: kind ("unclear" if it is none), color, overlap, middle (x, y) in fractions of the side."""
+    """A thing in a picture: kind ("unclear" if it is none), color, middle (x, y) in fractions of the side."""
 
     kind: str
     color: str
-    overlap: float
     middle: tuple[float, float]
 
 
@@ -131,7 +130,7 @@ def find_shapes(image: Image.Image) -> list[Found]:
         kind = max(by_kind, key=by_kind.__getitem__)
         left, top, right, bottom = mask.getbbox() or (0, 0, 0, 0)  # never empty: `cut_out` asks for an area
         middle = (left + right) / 2 / mask.width, (top + bottom) / 2 / mask.height
-        found.append(Found(kind if by_kind[kind] >= UNCLEAR else "unclear", color, by_kind[kind], middle))
+        found.append(Found(kind if by_kind[kind] >= UNCLEAR else "unclear", color, middle))
     return found
 
 

@@ -31,7 +31,7 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
 
     size: width and height to which every picture is scaled and cut; as they are, cut to multiples of 16, if not given.
     What has more than 1024² pixels is shrunk.
-    Raises ValueError, which names the files, for whatever could not be learned from.
+    Raises UserError, which names the files, for whatever could not be learned from.
     """
     if size:
         check_side(size[0], "width")

@@ -9,7 +9,7 @@ from ..lora import MATRIX_KINDS
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. What is None follows from the model and the pictures.
+    """How to train.
 
     rank: of all matrices of the blocks, or by kind, such as {"qkv": 16, "linear1": 8}; other kinds stay as they are.
     rate: the peak of the learning rate, see `default_rate`.

@@ -156,6 +156,7 @@ def test_a_transformer_alone_takes_its_other_parts(hub, here, capsys):
     assert run("generate", PROMPT, *options, "-o", "b.png") == 0
     assert pixels("a.png") == pixels("b.png") and picture_info("a.png")["parts"] == "nano"
     assert run("generate", "--like", "a.png", "-o", "c.png") == 0 and pixels("c.png") == pixels("a.png")
+    assert run("quantize", "mine.safetensors", "small", "--bits", "8", "--parts", "nano") == 0
     options = ["--model", "tiny.safetensors", "--parts", "4b", "--size", "64x64", *options]
     assert run("generate", PROMPT, *options, "--offline") == 2 and hub.requests == []
     assert run("generate", PROMPT, *options, "-o", "d.png") == 0 and not hub.asked("transformer/diffusion")

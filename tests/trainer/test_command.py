@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from safetensors import safe_open
+from stand_in_hub import Repository, released
 
 from kleinlite.cli import main
 from kleinlite.models.checkpoint import resolve_model
@@ -72,6 +73,14 @@ def test_a_copy_of_a_distilled_model_is_refused(folder, tmp_path, capsys):
     out = tmp_path / "x.safetensors"
     assert main(["train-lora", str(folder), "--model", str(tmp_path / "copy"), "-o", str(out)]) == 2
     assert "is distilled: train on its base model" in capsys.readouterr().err
+
+
+def test_a_distilled_model_of_the_hub_is_refused(folder, tmp_path, hub, capsys):
+    """Only its files tell, so it is fetched first."""
+    hub.repositories["some/body"] = Repository(released())
+    options = ["--model", "some/body", "--plan", "-o", str(tmp_path / "x.safetensors")]
+    assert main(["train-lora", str(folder), *options]) == 2
+    assert "some/body is distilled" in capsys.readouterr().err
 
 
 def test_what_is_no_adapter_is_not_replaced(folder, tmp_path, capsys):
