@@ -44,7 +44,6 @@ FOREIGN = {
     "git checkout notebooks/00_idea.ipynb": "git's own",
     "git pull": "git's own",
     "pip install git+https://github.com/kleinlite/kleinlite": "the network",
-    'pip install "kleinlite[bf16]"': "the network",
     "source .venv/bin/activate": "it is made by make",
     ".venv/bin/jupyter-lab workbook": "it opens a browser",
     "hf upload YOU/klein-4bit klein-4bit": "the real hub",

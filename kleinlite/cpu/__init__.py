@@ -9,7 +9,7 @@ MLX is made for Apple's chips. Its Linux CPU build gives the same results, but f
   tells the C library to keep them;
 - exp, 5 to 8 times, and with it silu, softmax and attention: MLX works it out one value at a time.
   The functions here use an exp made of plain MLX operations, which run on several values at once;
-- products in bfloat16: one value at a time. They are done in float32; or, with `pip install "kleinlite[bf16]"` and a
+- products in bfloat16: one value at a time. They are done in float32; or, with `pip install -e ".[bf16]"` and a
   processor that multiplies bfloat16, by oneDNN (`bfloat16_name`), twice as fast as in float32;
 - convolutions and attention, which are large: MLX lays out every pixel's neighborhood, nine times the picture for a
   3 × 3 filter, or all scores at once, and starts on the next operation before the last is done. `conv2d` and

@@ -1,6 +1,6 @@
 """Products in bfloat16, on processors that multiply it (AVX512-BF16, AMX): oneDNN's, the library that torch calls too.
 
-MLX's CPU build multiplies bfloat16 one value at a time. `pip install "kleinlite[bf16]"` brings oneDNN, which we call by
+MLX's CPU build multiplies bfloat16 one value at a time. `pip install -e ".[bf16]"` brings oneDNN, which we call by
 its C interface. Factors are rounded once per product, sums are float32. Without it, or on another processor, nothing
 changes. Nor inside `mx.compile` and `mx.grad`: oneDNN reads memory, and there nothing has been computed yet.
 

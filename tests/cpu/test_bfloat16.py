@@ -37,7 +37,7 @@ def is_usable() -> bool:
 def library():
     found = bfloat16.find_library()
     if found is None and (not cpu.FAST or not is_usable()):
-        pytest.skip('no oneDNN (pip install "kleinlite[bf16]"), or a processor that does not multiply bfloat16')
+        pytest.skip('no oneDNN (pip install -e ".[bf16]"), or a processor that does not multiply bfloat16')
     assert found, "oneDNN is here and should work"
     return found
 
