@@ -155,9 +155,8 @@ def read_like(args: argparse.Namespace) -> dict[str, Any]:
         if like.get(name) and not typed:
             raise UserError(f"{file} was drawn with {name} that was given, which it does not contain: {way_out}.")
     parts = like.get("parts") or {}
-    if isinstance(parts, dict) and args.decoder:
-        parts = {part: place for part, place in parts.items() if part != "vae"}
-    for place in parts.values() if isinstance(parts, dict) else [parts]:
+    kept = [parts] if isinstance(parts, str) else [parts[part] for part in parts if part != "vae" or not args.decoder]
+    for place in kept:
         here = is_here(place) or (isinstance(parts, str) and find_cached_parts(place) is not None)
         if args.parts is None and not here:
             was = f"{file} was drawn with parts of {place!r}, which is not on this machine"

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
     access = Access(local_files_only=args.offline)
     if facts.configs is None:  # of a repository that is not here, nothing is known
         opened = run_serialized(
-            open_checkpoint, args.model, dtype=compute_dtype(), quantize=args.quantize, access=access
+            open_checkpoint, args.model, dtype=compute_dtype(), quantize=args.quantize, parts=args.parts, access=access
         )
         check_base(opened.info)
         facts = facts._replace(info=opened.info, configs=opened.configs, bits=opened.bits, checkpoint=opened)

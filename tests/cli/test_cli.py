@@ -290,6 +290,9 @@ def test_like_takes_replaced_parts_again(tiny):
     assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
     assert run("generate", "--like", "x.png", "--model", tiny / "base", "--steps", 1, "-o", "plain.png") == 0
     assert "parts" not in picture_info("plain.png")  # another model has its own
+    shutil.rmtree("other")
+    assert run("generate", "--like", "x.png", "-o", "lost.png") == 2
+    assert run("generate", "--like", "x.png", "--decoder", tiny, "-o", "lost.png") == 0  # nobody misses the replaced
 
 
 def test_like_takes_the_parts_of_a_single_file_again(tiny):

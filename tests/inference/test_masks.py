@@ -140,7 +140,7 @@ def test_strength_counts_as_in_diffusers():
         return steps - count_skipped(steps, strength)
 
     assert [taken(4, s / 100) for s in (100, 76, 75, 51, 50, 26, 25, 1)] == [4, 4, 3, 3, 2, 2, 1, 1]
-    assert taken(10, 0.3) == 3 and taken(50, 0.6) == 30 and taken(1, 0.1) == 1
+    assert taken(10, 0.3) == 3 and taken(50, 0.6) == 30 and taken(1, 0.1) == taken(4, 1e-20) == 1
 
 
 def test_a_lower_strength_keeps_more():

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from kleinlite.nano.evaluate import detected, judge, requested
-from kleinlite.nano.shapes import find_shapes, ripple
+from kleinlite.nano.shapes import cut_out, find_shapes, overlaps, ripple
 from kleinlite.scenes import COLORS, SHAPES, Scene, Thing, captions, draw
 from recipe.one_shape import one_shape, one_shape_cases, summary
 
@@ -36,7 +36,8 @@ def test_place_and_size_do_not_matter(kind):
         canvas = Image.new("RGB", (96, 96), large.getpixel((0, 0)))
         canvas.paste(large.resize((side, side), Image.Resampling.LANCZOS), corner)
         (found,) = find_shapes(canvas)
-        assert (found.kind, found.color) == (kind, "purple")
+        ((_, mask),) = cut_out(canvas)
+        assert (found.kind, found.color) == (kind, "purple") and overlaps(mask)[kind] > 0.88
 
 
 def test_a_crown_is_no_star_and_a_rounded_square_no_circle():
