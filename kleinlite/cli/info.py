@@ -11,7 +11,7 @@ from .. import __version__
 from ..cpu import bfloat16_name, blas_name, setup
 from ..errors import printable
 from ..inference.picture_file import read_metadata
-from ..models.files import is_safetensors
+from ..models.files import looks_like_weights
 from ..models.lora_files import describe_adapter, find_adapter, open_adapter
 
 
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
 
 def find_facts(file: str | None) -> dict[str, Any]:
     if file is not None:
-        return describe_adapter(open_adapter(file)) if is_safetensors(find_adapter(file)) else read_metadata(file)
+        return describe_adapter(open_adapter(file)) if looks_like_weights(find_adapter(file)) else read_metadata(file)
     setup()
     return {
         "kleinlite": __version__,

@@ -201,7 +201,7 @@ def open_weight_file(path: Path) -> WeightFiles:
     return WeightFiles(path, (path,), tensors)
 
 
-def is_safetensors(path: Path) -> bool:
+def looks_like_weights(path: Path) -> bool:
     """Whether a file looks like weights, by its name or its first bytes; a folder may be an adapter's."""
     if path.suffix in (".safetensors", ".gguf"):
         return True

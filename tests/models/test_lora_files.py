@@ -27,7 +27,7 @@ from kleinlite.lora import (
 from kleinlite.models.checkpoint import load_part
 from kleinlite.models.configs import parse_config
 from kleinlite.models.families import KLEIN
-from kleinlite.models.files import is_safetensors
+from kleinlite.models.files import looks_like_weights
 from kleinlite.models.lora_files import (
     bundled_adapters,
     describe_adapter,
@@ -502,7 +502,7 @@ def test_an_adapter_in_gguf(net, right, tmp_path):
     words = {"general.architecture": "lora", "adapter.lora.alpha": mx.array(8.0)}
     mx.save_gguf(str(tmp_path / "x.gguf"), right, words)
     adapter = open_adapter(tmp_path / "x.gguf")
-    assert adapter.scaling(L2) == 4 and is_safetensors(tmp_path / "x.gguf")
+    assert adapter.scaling(L2) == 4 and looks_like_weights(tmp_path / "x.gguf")
     plain = open_adapter(write(tmp_path / "x.safetensors", right))
     for module, tensors in plain.modules.items():
         assert all(mx.array_equal(adapter.modules[module].arrays[kind], w) for kind, w in tensors.arrays.items())

@@ -1,7 +1,7 @@
 """What a family of models is: a record of all in which one family differs from another.
 
-A family has its file in this folder, which fills a `Family` from its chapter. No other room asks which family a model
-is of; it asks the record. A new family is its chapter, its file here, its row in `FAMILIES`, and rows in the registry.
+A family has its file in this folder, which fills a `Family` from its chapter. All other code asks the record; only
+`generate`'s notes name a family. A new one is its chapter, its file here, its row in `FAMILIES`, and registry rows.
 """
 
 from __future__ import annotations
