@@ -48,7 +48,7 @@ def float32(x):
 
 
 # ---- 2. Pieces that several networks share
-# Each function takes x first, then the weights and the name of its own among them.
+# A function with weights takes x first, then the weights and the name of its own among them.
 def linear(x, weights, name):
     y = x @ float32(weights[name + ".weight"]).T
     return y + float32(weights[name + ".bias"]) if name + ".bias" in weights else y

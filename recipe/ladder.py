@@ -84,11 +84,11 @@ def strip(drawn: mx.array, side: int = 96) -> Image.Image:
 
 
 def figure(ladder: dict[str, Any]) -> Image.Image:
-    """The rows that rise and, as the last one, klein-nano's; each with its name and its mean of right kinds."""
+    """The rows that rise and, as the last one, klein-nano's; each with its name and how many of its kinds are right."""
     rows = []
     for name in rising(ladder):
         picture = strip(blank_sheets()) if name == BLANK else Image.open(NOTEBOOKS / "images" / ladder[name]["picture"])
-        rows.append((name, mean_kinds(ladder[name]), picture))
+        rows.append((name, ladder[name]["kinds"][0], picture))
     exam = world.make_exam(96)
     drawn = Klein.from_pretrained("nano")(exam.sentences, seed=[7] * len(exam.sentences), progress=False)
     nano = mx.stack([pixels(picture) / 127.5 - 1 for picture in drawn])
@@ -106,7 +106,7 @@ def figure(ladder: dict[str, Any]) -> Image.Image:
         whole.paste(picture, (left, top + i * step))
         middle = top + i * step + side / 2
         pen.text((6, middle - 9), name, "black", ImageFont.load_default(15), anchor="lm")
-        pen.text((6, middle + 11), f"{kinds:.0f} of 48 kinds", "#555", ImageFont.load_default(12), anchor="lm")
+        pen.text((6, middle + 11), f"{kinds} of 48 kinds", "#555", ImageFont.load_default(12), anchor="lm")
     return whole
 
 
