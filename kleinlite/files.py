@@ -84,7 +84,8 @@ def lock(path: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError):  # Windows keeps an open file, and removes this one on release
+            path.unlink(missing_ok=True)
         file_lock.release()
 
 

@@ -3,12 +3,14 @@
 Letters: b pictures, n picture tokens, m text tokens.
 """
 
+from typing import cast
+
 import mlx.core as mx
 
 from .inference.request import Options
 from .klein import Klein, Step
 from .position_ids import Rope, apply_rope
-from .transformer import roped_attention
+from .transformer import TransformerConfig, roped_attention
 
 __all__ = ["AttentionRecorder", "record_attention"]
 
@@ -45,13 +47,12 @@ def record_attention(klein: Klein, prompt: str, **options: int) -> tuple[list[St
     """
     given: Options = {**options, "progress": False}  # type: ignore[typeddict-item]
     recorder = AttentionRecorder(klein.info.max_length)
-    cfg = klein.transformer.cfg
-    blocks = cfg.double_blocks + cfg.single_blocks
     steps = []
     maps = []
-    for step in klein.stream(prompt, attention_fn=recorder, **given):
+    for step in klein.stream(prompt, attention_fn=recorder, **given):  # refuses models without such blocks
+        cfg = cast(TransformerConfig, klein.parts.configs.transformer)
         steps.append(step)
-        maps.append(mx.stack(recorder.maps[:blocks]))  # a base model evaluates the empty prompt after these
+        maps.append(mx.stack(recorder.maps[: cfg.double_blocks + cfg.single_blocks]))  # then the empty prompt's
         recorder.maps.clear()
     mx.eval(maps)
     return steps, maps

@@ -212,7 +212,6 @@ class Klein:
         group = self._model.cluster.guidance_group if len(prompts) == 2 else None
         if group:
             prompts = [prompts[group.rank()]]  # the other machine works out the other answer
-        features = self._model.prompts.encode_batches(*prompts)
         make: Callable[..., Field] = self.info.family.velocity_field or velocity_field
         if request.references and self.info.kv:
             make = cached_velocity_field
@@ -220,6 +219,7 @@ class Klein:
             if make is not velocity_field:
                 raise UserError(f"{self.info.name} has an attention of its own here, and takes no attention_fn.")
             make = partial(make, attention_fn=attention_fn)
+        features = self._model.prompts.encode_batches(*prompts)
         if request.references:
             latents = encode_references(self._model.parts.load("autoencoder"), request.references, len(request.prompts))
             mx.eval(latents)

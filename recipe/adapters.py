@@ -69,11 +69,12 @@ def main(argv: list[str] | None = None) -> None:
     FOLDER.mkdir(exist_ok=True)
     for name in chosen:
         examples = [Example(f"{seed:02}", *ADAPTERS[name](seed)) for seed in range(PICTURES[name])]
+        file = f"{name}.safetensors"
         with tempfile.TemporaryDirectory() as folder:
-            trainer = LoraTrainer(Klein.from_pretrained("nano-base"), examples, Path(folder) / name, SETTINGS[name])
+            trainer = LoraTrainer(Klein.from_pretrained("nano-base"), examples, Path(folder) / file, SETTINGS[name])
             trainer.shift = SHIFTS[name]
-            shutil.copyfile(trainer.train(), FOLDER / f"{name}.safetensors")
-        print(f"{name}.safetensors: {(FOLDER / f'{name}.safetensors').stat().st_size:,} bytes")
+            shutil.copyfile(trainer.train(), FOLDER / file)
+        print(f"{file}: {(FOLDER / file).stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -200,10 +200,11 @@ class Speedrun:
         whole = percent([float(all(result.values())) for result in results])
         score = f"{right} of what {len(cases)} held-out captions ask for is right"
         late = "" if minutes < 1.02 * self.log.minutes else f", which is late for {self.log.minutes:g}: no record"
+        load = os.getloadavg() if hasattr(os, "getloadavg") else ()  # Windows has none
         facts = {
             "everything right": f"{whole} of the pictures", "minutes": f"{minutes:.1f}{late}",
             "weights trained": f"{self.weights:,}", "config": cfg, "machine": describe_machine(),
-            "load at the end": " ".join(f"{n:.1f}" for n in os.getloadavg()),
+            "load at the end": " ".join(f"{n:.1f}" for n in load),
             "versions": f"kleinlite {version('kleinlite')}, MLX {version('mlx')}, Python {platform.python_version()}",
             "commit": find_commit(), "steps": self.log.curve[-1][0], "loss": f"{self.log.curve[-1][1]:.4f}",
         }  # fmt: skip

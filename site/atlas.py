@@ -118,7 +118,6 @@ def describe_change(call: ast.expr, names: Names, nodes: list[ast.stmt]) -> tupl
     place = f"{place}.{ast.literal_eval(second)}"
     replacement = next((n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == ast.unparse(third)), None)
     place = place.removesuffix(".__call__")
-    place = place.removesuffix(".__call__")
     code = ast.unparse(replacement) if replacement else f"{place.split('.')[-1]} = {ast.unparse(third)}"
     return place, f"```python\n{code}\n```"
 

@@ -40,11 +40,22 @@ MARK = re.compile(r"\{\{#live (\w+)( compact)?\}\}")
 PART = re.compile(r"^\{\{#part ([\w.]+) (\d+)\}\}$", re.M)
 
 
+def split_header(content: bytes) -> tuple[dict, bytes]:
+    """A safetensors file's entries and its data."""
+    (size,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def join_header(entries: dict, data: bytes) -> bytes:
+    """A safetensors file; its header ends on a multiple of eight bytes."""
+    head = json.dumps(entries, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + data
+
+
 def split_shards(file: Path, later: str) -> dict[str, bytes]:
     """A safetensors file as one or two shards and their index, by file name: first what is needed at once."""
-    content = file.read_bytes()
-    (size,) = struct.unpack("<Q", content[:8])
-    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    header, data = split_header(file.read_bytes())
     about = header.pop("__metadata__", None)
     parts = [[n for n in header if not re.match(later, n)], [n for n in header if re.match(later, n)]]
     parts = [names for names in parts if names]
@@ -57,9 +68,7 @@ def split_shards(file: Path, later: str) -> dict[str, bytes]:
             entries[tensor] = header[tensor] | {"data_offsets": [len(body), len(body) + end - first]}
             body += data[first:end]
             where[tensor] = name
-        head = json.dumps(entries, separators=(",", ":")).encode()
-        head += b" " * (-len(head) % 8)
-        found[name] = struct.pack("<Q", len(head)) + head + body
+        found[name] = join_header(entries, body)
     index = {"metadata": {"total_size": len(data)}, "weight_map": where}
     return found | {f"{file.name}.index.json": json.dumps(index).encode()}
 
@@ -70,8 +79,7 @@ def pack_shard(content: bytes) -> bytes:
     A matrix `name` becomes whole numbers from -127 to 127 (I8) and `name.scale` (F32), one for each of its rows, which
     for a convolution are its output channels: weight = number · scale.
     """
-    (size,) = struct.unpack("<Q", content[:8])
-    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    header, data = split_header(content)
     entries, body = {}, b""
 
     def add(name: str, dtype: str, shape: list[int], values: bytes) -> None:
@@ -91,9 +99,7 @@ def pack_shard(content: bytes) -> bytes:
             add(name, "I8", shape, np.round(rows / scale[:, None]).astype(np.int8).tobytes())
         else:
             add(name, tensor["dtype"], shape, values)
-    head = json.dumps(entries, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    return gzip.compress(struct.pack("<Q", len(head)) + head + body, mtime=0)
+    return gzip.compress(join_header(entries, body), mtime=0)
 
 
 def pack_model(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -104,9 +110,7 @@ def pack_model(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def read_adapter(file: Path) -> bytes:
     """A LoRA file of bfloat16 in float16, as a script takes it: without words in its header, B times alpha / r."""
-    content = file.read_bytes()
-    (size,) = struct.unpack("<Q", content[:8])
-    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    header, data = split_header(file.read_bytes())
     said = json.loads(header.pop("__metadata__")["lora_adapter_metadata"])
     scaling = said["transformer.lora_alpha"] / said["transformer.r"]
     body = b""
@@ -116,9 +120,7 @@ def read_adapter(file: Path) -> bytes:
         values = (values * (scaling if ".lora_B." in name else 1)).astype("<f2").tobytes()
         tensor |= {"dtype": "F16", "data_offsets": [len(body), len(body) + len(values)]}
         body += values
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    return struct.pack("<Q", len(head)) + head + body
+    return join_header(header, body)
 
 
 def read_model(nano: Path = NANO) -> dict[str, bytes]:
@@ -297,7 +299,7 @@ def render_part(file: Path, number: str) -> str:
 
 def draw_stored() -> None:
     """The pictures expected after each of the four steps of the stored runs, into notebooks/images."""
-    from kleinlite import Klein  # the site itself is built without MLX
+    from kleinlite import Klein
 
     for name, prompt in STORED.items():
         for step in Klein.from_pretrained("nano").stream(prompt, seed=7, progress=False):

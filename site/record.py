@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from tools.chromium import executable, serving
+from tools.chromium import launch, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 FILM = ROOT / "notebooks" / "images" / "typing.webp"
@@ -30,9 +30,7 @@ CANVAS = "document.querySelector('.layers > canvas')"
 def record(address: str) -> list[tuple[Image.Image, int]]:
     """Frames and how many milliseconds each stands."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=executable(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        )
+        browser = launch(playwright)
         page = browser.new_page(viewport={"width": WIDTH + 2 * (PADDING - MARGIN), "height": 900})
         page.goto(f"{address}/draw.html?embed")
         page.focus("[name=prompt]")

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from tools.chromium import executable, serving
+from tools.chromium import launch, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "notebooks" / "images"
@@ -25,9 +25,7 @@ LONG = 120_000  # milliseconds
 def take_tour(address: str) -> list[bytes]:
     """A PNG of what is seen at each stop: what the page says of it, its controls and its pictures."""
     with sync_playwright() as playwright:
-        page = playwright.chromium.launch(
-            executable_path=executable(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        ).new_page(viewport={"width": WIDTH + 100, "height": 900}, reduced_motion="reduce")
+        page = launch(playwright).new_page(viewport={"width": WIDTH + 100, "height": 900}, reduced_motion="reduce")
         page.goto(f"{address}/inside.html")
         stops = page.locator("ol.tour > li").count()
         page.click("text=Take the tour")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from waiting import HANGS_MS
 
-from tools.chromium import executable
+from tools.chromium import executable, launch
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -59,9 +59,7 @@ def chromium() -> Iterator[Browser]:
 
     expect.set_options(timeout=HANGS_MS)
     with sync_playwright() as playwright:
-        # a container's root may not make a sandbox, and its /dev/shm is small
-        args = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=executable(), args=args)
+        browser = launch(playwright)
         yield browser
         browser.close()
 

@@ -6,7 +6,9 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,6 +84,13 @@ def test_a_lock_is_held_by_one_process(tmp_path):
         assert end.returncode == 1 and "ExistingFileError: Another program is using" in end.stderr
     subprocess.run([sys.executable, "-c", code, tmp_path / "lock"], check=True)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_ends_where_an_open_file_cannot_be_removed(tmp_path, monkeypatch):
+    with monkeypatch.context() as windows, lock(tmp_path / "lock"):
+        windows.setattr(Path, "unlink", Mock(side_effect=PermissionError))
+    with lock(tmp_path / "lock"):
+        pass
 
 
 def test_the_disk_is_asked_first(tmp_path, monkeypatch):

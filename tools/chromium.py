@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 MAC = "/Applications/{0}.app/Contents/MacOS/{0}"
 NAMES = (  # first the one that has no windows to draw: the tests take a fifth less time with it
@@ -20,6 +21,12 @@ def executable() -> str | None:
     named = [os.environ.get("CHROMIUM"), *map(shutil.which, NAMES)]
     return next((path for path in [*named, MAC.format("Chromium"), MAC.format("Google Chrome")]
                  if path and os.path.exists(path)), None)  # fmt: skip
+
+
+def launch(playwright: Any) -> Any:
+    """The browser. A container's root may not make a sandbox, and its /dev/shm is small."""
+    args = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+    return playwright.chromium.launch(executable_path=executable(), args=args)
 
 
 @contextlib.contextmanager

@@ -275,7 +275,7 @@ def run_notebook(path: Path, timeout: int = 600) -> dict:
 def find_notebooks(names: list[str], root: Path = ROOT) -> list[Path]:
     """Notebook files by path, by name or by number; all of them, in reading order, if none is named."""
     made = {".ipynb_checkpoints", "live"}  # Jupyter's copies, and what the site makes
-    every = sorted(p for p in (root / "notebooks").rglob("*.ipynb") if not made.intersection(p.parts))
+    every = sorted(p for p in (root / "notebooks").rglob("*.ipynb") if not made.intersection(p.relative_to(root).parts))
     chosen = []
     for name in names:
         found = [Path(name)] if Path(name).is_file() else []

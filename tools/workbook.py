@@ -251,7 +251,7 @@ def find_mine(chapter: str, root: Path = ROOT) -> Path:
     number = chapter.zfill(2) if chapter.isdecimal() else chapter
     found = [path for path in sorted((root / "workbook").glob("*.ipynb")) if number in (path.stem, path.stem[:2])]
     if not found:
-        raise SystemExit(f"There is no workbook of chapter {chapter or '…'}: run `make workbook`, then CH=00 to CH=17.")
+        raise SystemExit(f"There is no workbook of chapter {chapter or '…'}: run `make workbook`, then CH=00 to CH=18.")
     return found[0]
 
 

@@ -262,7 +262,6 @@ def draw(klein: Klein, prompt: str, options: Options, watch: Path | None) -> Ima
     if watch is None:
         return klein(prompt, **options)
     for step in klein.stream(prompt, **options):
-        save(cast(Image.Image, step.preview(fast=True)), watch)
-    picture = cast(Image.Image, step.preview())  # of one prompt
-    save(picture, watch)
+        picture = cast(Image.Image, step.preview(fast=step.t_next > 0))  # of one prompt
+        save(picture, watch)
     return picture

@@ -27,10 +27,10 @@ def run(args: argparse.Namespace) -> None:
         rank=args.rank, steps=args.steps, rate=args.rate, batch=args.batch, accumulate=args.accumulate,
         seed=args.seed, every=args.every, layout=args.layout,
     )  # fmt: skip
-    facts = run_serialized(describe, args.model, args.quantize, args.parts, dtype=compute_dtype())
+    access = Access(local_files_only=args.offline)
+    facts = run_serialized(describe, args.model, args.quantize, args.parts, dtype=compute_dtype(), access=access)
     check_base(facts.info)
     examples = read_folder(args.folder, args.size)
-    access = Access(local_files_only=args.offline)
     if facts.configs is None:  # of a repository that is not here, nothing is known
         opened = run_serialized(
             open_checkpoint, args.model, dtype=compute_dtype(), quantize=args.quantize, parts=args.parts, access=access

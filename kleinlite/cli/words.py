@@ -35,7 +35,7 @@ def parse_quantization(text: str) -> int | str:
 def parse_lora(text: str) -> tuple[str, float]:
     """FILE or FILE:SCALE"""
     file, colon, scale = text.rpartition(":")
-    if not colon or os.path.exists(text):
+    if not colon or len(file) == 1 or os.path.exists(text):  # one letter is a drive
         return text, 1.0
     try:
         return file, float(scale)

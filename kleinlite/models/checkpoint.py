@@ -59,6 +59,7 @@ def resolve_parts(
         raise UserError(f"parts names {first_few(unknown, 2)}; a model's parts are {', '.join(FOLDERS.values())}.")
     lender = None if isinstance(parts, dict) else parts  # the model that has a single file's other parts
     others = access._replace(revision=None)
+    own = {p: resolve_replacement(p, str(replaced[FOLDERS[p]]), others) for p in PARTS if FOLDERS[p] in replaced}
     path = resolve_model(name, access)
     inside: dict[str, str] = {}
     folder = path
@@ -91,10 +92,7 @@ def resolve_parts(
         paths |= {part: path for part in inside if part != "text_encoder"} | {"transformer": path}
         if "text_encoder" in inside:
             say_once(f"{path} holds a text encoder, too, which is not read: it is {folder}'s.")
-    for part in PARTS:
-        if FOLDERS[part] in replaced:
-            paths[part] = resolve_replacement(part, str(replaced[FOLDERS[part]]), others)
-    return model, paths
+    return model, paths | own
 
 
 def resolve_lender(name: str, access: Access) -> Path:
@@ -378,6 +376,9 @@ def open_checkpoint(
     Raises UserError, FileError or HubError.
     """
     spec = find_quant_spec(quantize)
+    released = find_released(str(name))
+    if spec and released and released.quantized and not Path(name).exists():  # before gigabytes are fetched
+        raise UserError(f"{name} is quantized already: leave quantize out.")
     folder, paths = resolve_parts(str(name), parts, access)
     configs, files = read_parts(folder, paths)
     tokenizer = load_tokenizer(folder)

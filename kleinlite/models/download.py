@@ -269,9 +269,9 @@ def remove_damaged(repository: Repository, folder: Path | None) -> None:
         if repository.takes(path.relative_to(folder).as_posix()):
             try:
                 open_weight_file(path)
-            except UserError as error:
+            except (UserError, FileError) as error:
                 LOG.warning("%s It is removed.", error)
-                path.resolve().unlink()
+                path.resolve().unlink(missing_ok=True)
                 path.unlink(missing_ok=True)  # of Windows' cache, where it is no link, there is nothing left
 
 

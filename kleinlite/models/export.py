@@ -29,9 +29,7 @@ from .quantize import plain_matrix, should_quantize
 
 DIFFUSERS_STEM = "diffusion_pytorch_model"  # how diffusers calls a part's weights
 DRAFT = ".partial"
-DTYPES = {
-    mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint8: "U8", mx.uint32: "U32", mx.int64: "I64",
-}  # fmt: skip
+DTYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint8: "U8", mx.uint32: "U32"}
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

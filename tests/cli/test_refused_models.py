@@ -10,6 +10,7 @@ from command import PROMPT, run
 from stand_in_hub import Repository, released
 
 from kleinlite.models.registry import MODELS
+from kleinlite.scenes import draw, sample
 
 # ---------------------------------------------------------------- a model's folder
 
@@ -205,6 +206,22 @@ REPO = MODELS["4b"].repo
 def test_offline(hub, refused):
     refused(f"{REPO} is not on this machine without the offline nano", "generate", PROMPT, "--model", "4b", "--offline")
     refused(f"{REPO} is not on this machine", "quantize", "4b", "out", "--bits", "4", "--offline")
+    assert hub.requests == []
+
+
+def test_a_training_offline(hub, refused, tiny):
+    (tiny.parent / "pictures").mkdir()
+    draw(sample(0)).save(tiny.parent / "pictures" / "a.png")
+    (tiny.parent / "pictures" / "a.txt").write_text("a house")
+    file = tiny / "base" / "transformer" / "diffusion_pytorch_model.safetensors"
+    words = f"{MODELS['base-4b'].repo} is not on this machine"
+    refused(words, "train-lora", "pictures", "-o", "x.safetensors", "--model", file, "--parts", "base-4b", "--offline")
+    assert hub.requests == []
+
+
+def test_what_cannot_be_is_refused_before_a_download(hub, refused):
+    refused("4b-nvfp4 is quantized already", "generate", PROMPT, "--model", "4b-nvfp4", "--quantize", "4")
+    refused("smal-decoder", "generate", PROMPT, "--model", "4b", "--decoder", "smal-decoder")
     assert hub.requests == []
 
 

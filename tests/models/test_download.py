@@ -298,6 +298,12 @@ def test_a_damaged_file_in_the_cache_is_named_and_fetched_again(hub, damage, cap
     assert hub.asked("") == hub.asked(WEIGHTS) and f"{folder / WEIGHTS}" in caplog.text and "removed" in caplog.text
 
 
+def test_a_file_whose_content_was_deleted_from_the_cache_is_fetched_again(hub):
+    folder = fetch_model("4b")
+    (folder / WEIGHTS).resolve().unlink()
+    assert content(fetch_model("4b")) == FILES
+
+
 def test_a_shard_that_is_missing(hub, said):
     files = shard(FILES)
     gone = next(name for name in files if "00002-of" in name)

@@ -15,6 +15,7 @@ from ...klein import Klein
 from ...position_ids import apply_rope, image_ids, rope_table
 from ...sampling import empirical_mu, schedule
 from ...text_encoder import TEMPLATE
+from ...transformer import TransformerConfig
 from .panel import Clickable, Panel, make_row, show_pictures, to_png
 
 __all__ = ["attention_viewer", "rope_explorer", "schedule_explorer"]
@@ -122,7 +123,8 @@ def attention_viewer(klein: Klein, prompt: str) -> Panel:
         figure.colorbar(shown, ax=right, label="attention / mean")
         return figure
 
-    kinds = {"double": len(klein.transformer.double_blocks), "single": len(klein.transformer.single_blocks)}
+    cfg = cast(TransformerConfig, klein.parts.configs.transformer)
+    kinds = {"double": cfg.double_blocks, "single": cfg.single_blocks}
     blocks = ["mean of all", *(f"{kind} {i + 1}" for kind, count in kinds.items() for i in range(count))]
     longest = max(words, key=lambda word: len(word[0]))[1]
     return make_explorer(

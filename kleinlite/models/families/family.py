@@ -1,7 +1,7 @@
 """What a family of models is: a record of all in which one family differs from another.
 
-A family has its file in this folder, which fills a `Family` from its chapter. All other code asks the record; only
-`generate`'s notes name a family. A new one is its chapter, its file here, its row in `FAMILIES`, and registry rows.
+A family has its file in this folder, which fills a `Family` from its chapter. Other code asks the record, and takes
+klein where nothing is said. A new one is its chapter, its file here, its row in `FAMILIES`, and registry rows.
 """
 
 from __future__ import annotations
