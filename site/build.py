@@ -377,15 +377,12 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
     from tools import workbook  # here: it imports MLX, which mdBook's first question does not need
 
     root, source = Path(context["root"]), context["config"]["book"]["src"]
-    found = list(walk_chapters(book.get("items") or book.get("sections") or []))
+    found = list(walk_chapters(book["items"]))
     alive = [c for c in found if c["path"].endswith(".md") and live.MARK.search(c["content"])]
     scripts, problems = live.prepare(root / source) if alive else ("", [])
     for chapter in alive:
         chapter["content"] = live.MARK.sub(lambda mark: live.render_place(mark, scripts), chapter["content"])
     notebooks = {c["path"]: json.loads(c["content"]) for c in found if c["path"].endswith(".ipynb")}
-
-    def excerpt(mark):
-        return live.render_excerpt(root / "kleinlite", mark[1], mark[2])
 
     def part(mark):
         return live.render_part(root / mark[1], mark[2])
@@ -394,7 +391,7 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
         if not chapter["path"].endswith(".md"):
             continue
         try:
-            chapter["content"] = live.CODE.sub(excerpt, chapter["content"])
+            chapter["content"] = live.CODE.sub(lambda mark: live.render_excerpt(mark[1]), chapter["content"])
             chapter["content"] = live.PART.sub(part, chapter["content"])
         except LookupError as error:
             problems.append(f"{source}/{chapter['path']}: {error}")

@@ -8,7 +8,6 @@ pictures that no eye can tell from the others (a test measures them).
                             the matrix of the fast preview
 """
 
-import ast
 import gzip
 import hashlib
 import json
@@ -35,7 +34,7 @@ ADAPTER = "one-look"  # with which the site's nano draws in one step (chapter 12
 PARTS = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer", "vae", "base")
 FIRST, MODELS = 8_000_000, 20_000_000  # bytes: before the first picture, and in all
 EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope)_explorer|attention_viewer)\(")
-CODE = re.compile(r"\{\{#(js|py) ([\w.]+)\}\}")
+CODE = re.compile(r"\{\{#js (\w+)\}\}")
 MARK = re.compile(r"\{\{#live (\w+)( compact)?\}\}")
 PART = re.compile(r"^\{\{#part ([\w.]+) (\d+)\}\}$", re.M)
 
@@ -262,30 +261,20 @@ def mark_still(output: str, explorer: str) -> str:
     return output.replace('<div class="output">', f'<div class="output" data-explorer="{explorer}">', 1)
 
 
-def render_excerpt(package: Path, language: str, name: str) -> str:
-    """A definition as it stands in klein.js, or in a module of the package (`module.name`), as a block of Markdown."""
-    lines, first, end = [], None, None
-    if language == "js":
-        lines = (SCRIPTS / "klein.js").read_text("utf-8").split("\n")
-        opens = re.compile(rf" *(export )?(async )?(function )?\*?{name}\(.*[{{}}]$")
-        first = next((i for i, line in enumerate(lines) if opens.match(line)), None)
-        if first is not None:
-            inside = re.match(" *", lines[first])[0]
-            closed = lines[first].endswith("}")
-            end = first if closed else next(i for i in range(first, len(lines)) if lines[i].startswith(f"{inside}}}"))
-            while re.match(r" *(//|/\*\*| \* )", lines[first - 1]):
-                first -= 1
-    else:
-        module, _, name = name.partition(".")
-        source = (package / f"{module}.py").read_text("utf-8")
-        lines = source.split("\n")
-        node = next((n for n in ast.parse(source).body if getattr(n, "name", None) == name), None)
-        if node:
-            first, end = node.lineno - 1, node.end_lineno - 1
+def render_excerpt(name: str) -> str:
+    """A definition as it stands in klein.js, as a block of Markdown."""
+    lines = (SCRIPTS / "klein.js").read_text("utf-8").split("\n")
+    opens = re.compile(rf" *(export )?(async )?(function )?\*?{name}\(.*[{{}}]$")
+    first = next((i for i, line in enumerate(lines) if opens.match(line)), None)
     if first is None:
         raise LookupError(f"there is no {name} to show")
+    inside = re.match(" *", lines[first])[0]
+    closed = lines[first].endswith("}")
+    end = first if closed else next(i for i in range(first, len(lines)) if lines[i].startswith(f"{inside}}}"))
+    while re.match(r" *(//|/\*\*| \* )", lines[first - 1]):
+        first -= 1
     text = textwrap.dedent("\n".join(lines[first : end + 1]))
-    return f"```{'javascript' if language == 'js' else 'python'}\n{text}\n```"
+    return f"```javascript\n{text}\n```"
 
 
 def render_part(file: Path, number: str) -> str:

@@ -1,7 +1,7 @@
 // The page Draw: a form, a picture that follows what is typed, the film of its steps, and how to change, keep and send it.
 // The page Home shows the same, without settings.
 import { Brush } from "./brush.js";
-import { calm, make, megabytes, paint, Painter } from "./painter.js";
+import { calm, field, make, megabytes, paint, Painter } from "./painter.js";
 import { describeLimits } from "./limits.js";
 import { MISTAKES } from "./mistakes.js";
 import { ADAPTER, BYTES, SIZE, STORED } from "./model.js";
@@ -37,10 +37,6 @@ const SIZES = [
   [32, 32],
 ].map(([w, h]) => `${Math.max(64, SIZE + w)}x${Math.max(64, SIZE + h)}`); // what can be a reference
 
-const field = (name, label, input) => {
-  input.name = name;
-  return make("label", {}, make("span", {}, label), input);
-};
 const choose = (options) =>
   make("select", {}, ...Object.entries(options).map(([value, text]) => make("option", { value }, text)));
 const number = (value, min, max) => make("input", { type: "number", value, min, max, required: true });
@@ -208,7 +204,7 @@ function load() {
   return (loading ??= loadBehind());
 }
 async function loadBehind() {
-  const quiet = () => running > 0;
+  const quiet = () => page.matches("[aria-busy=true]");
   let came = false;
   painter ??= new Painter();
   stop.disabled = false;

@@ -60,7 +60,8 @@ function scheduleExplorer(place) {
   draw();
 }
 
-function ropeExplorer(place, grid = 16) {
+function ropeExplorer(place) {
+  const grid = 16;
   const now = { row: grid / 2, column: Math.floor(grid / 3), among: 0 },
     half = 64,
     times = [0, 10, 20, 30];
@@ -139,33 +140,27 @@ function ropeExplorer(place, grid = 16) {
 function onDemand(place, still, begin) {
   const status = make("output", { role: "status" }),
     button = make("button", { type: "button" }, `Make it alive (loads ${megabytes(BYTES.first)} once)`);
-  still.before(make("p.row", {}, button, status));
+  still.before(place);
+  place.append(make("p.row", {}, button, status));
   button.onclick = async () => {
     button.disabled = true;
     painter ??= new Painter();
-    const heard = {
-      loading: ({ loaded, total }) => {
-        status.value = `Loading: ${megabytes(loaded)} of ${megabytes(total)}`;
-      },
-    };
     try {
-      const steps = [],
-        read = await new Promise((resolve, reject) => {
-          let found;
-          painter
-            .ask(
-              "look",
-              { prompt: PROMPT, seed: BigInt(SEED), steps: 4, width: SIZE, height: SIZE },
-              {
-                ...heard,
-                read: (told) => {
-                  found = told;
-                },
-                step: (step) => steps.push(step),
-              },
-            )
-            .then(() => resolve(found), reject);
-        });
+      const steps = [];
+      let read;
+      await painter.ask(
+        "look",
+        { prompt: PROMPT, seed: BigInt(SEED), steps: 4, width: SIZE, height: SIZE },
+        {
+          loading: ({ loaded, total }) => {
+            status.value = `Loading: ${megabytes(loaded)} of ${megabytes(total)}`;
+          },
+          read: (told) => {
+            read = told;
+          },
+          step: (step) => steps.push(step),
+        },
+      );
       button.parentElement.remove();
       still.remove();
       begin(place, read, steps);

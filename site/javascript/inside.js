@@ -1,7 +1,7 @@
 // The page "Look inside": the book's diagram, alive, over the visitor's own sentence. Every box opens a view.
 import { BYTES, SIZE, STORED } from "./model.js";
 import { AUC, LEVELS } from "./scores.js";
-import { calm, make, megabytes, paint, Painter } from "./painter.js";
+import { calm, field, make, megabytes, paint, Painter } from "./painter.js";
 import { chart, figure, heat, overlay, slider, toggles, viridis } from "./views.js";
 
 const page = document.querySelector("#live-inside");
@@ -25,7 +25,8 @@ const now = {
 };
 let painter,
   runs = [],
-  asked = 0;
+  asked = 0,
+  written; // a timer
 
 const number = (value) => value.toFixed(2),
   percent = (share) => `${(100 * share).toFixed(0)} %`;
@@ -135,10 +136,10 @@ const blockSlider = (any = true) =>
     },
     (v) => (v ? runs[0].read.blocks[v - 1] : "mean of all"),
   );
-const headSlider = (key, heads) =>
+const headSlider = (key, heads, any = true) =>
   slider(
     "head",
-    { min: 0, max: heads, value: now[key] + 1 },
+    { min: any ? 0 : 1, max: heads, value: Math.max(now[key] + 1, any ? 0 : 1) },
     (v) => {
       now[key] = v - 1;
       refresh();
@@ -435,13 +436,7 @@ const VIEWS = {
       "the queries times one row of the keys, number by number, summed. Point at a cell, or choose it with the arrow keys.",
     chapter: ["05_transformer", 5],
     steps: true,
-    controls: () => [
-      blockSlider(false),
-      slider("head", { min: 1, max: runs[0].read.heads, value: Math.max(now.head, 0) + 1 }, (v) => {
-        now.head = v - 1;
-        refresh();
-      }),
-    ],
+    controls: () => [blockSlider(false), headSlider("head", runs[0].read.heads, false)],
     show: (run) => showProduct(run),
   },
   modulation: {
@@ -607,7 +602,7 @@ const VIEWS = {
         },
       ),
       ...(["block", "head", "gate"].includes(now.cut) ? [blockSlider(false)] : []),
-      ...(now.cut === "head" ? [headSlider("head", runs[0].read.heads)] : []),
+      ...(now.cut === "head" ? [headSlider("head", runs[0].read.heads, false)] : []),
     ],
     show: (run) => {
       const { blocks, tokens, heads } = run.read,
@@ -841,10 +836,6 @@ const seed = make("input", {
   required: true,
   autocomplete: "off",
 });
-const field = (name, label, input) => {
-  input.name = name;
-  return make("label", {}, make("span", {}, label), input);
-};
 const open = make("button.chief", {}, "Open it up"),
   status = make(
     "output",
@@ -885,9 +876,22 @@ page.replaceChildren(
 );
 
 /** The view, into the address. */
-function remember() {
+function writeAddress() {
   const words = { prompt: runs[0].prompt, ...(runs[1] && { other: runs[1].prompt }), seed: seed.value };
   history.replaceState(null, "", `#${new URLSearchParams({ ...words, ...now })}`);
+}
+
+/** Soon: browsers refuse more than a hundred of these in half a minute. */
+function remember() {
+  clearTimeout(written);
+  written = setTimeout(writeAddress, 300);
+}
+
+/** New children. The button that has the keyboard keeps it, if there is one in its place. */
+function replace(place, children) {
+  const at = [...place.querySelectorAll("button")].indexOf(document.activeElement);
+  place.replaceChildren(...children);
+  place.querySelectorAll("button")[at]?.focus({ preventScroll: true });
 }
 
 function refresh(withControls = false) {
@@ -901,12 +905,13 @@ function refresh(withControls = false) {
   });
   if (withControls) choose(now.view);
   else
-    columns.replaceChildren(
-      ...(view.together
+    replace(
+      columns,
+      view.together
         ? [make("div.column", {}, ...view.show())]
         : runs.map((run) =>
             make("div.column", {}, runs.length > 1 ? make("h3", {}, run.prompt) : "", ...view.show(run)),
-          )),
+          ),
     );
 }
 
@@ -916,13 +921,13 @@ function choose(name) {
     [file, chapter] = view.chapter;
   for (const box of map.querySelectorAll("button")) box.setAttribute("aria-pressed", String(box.dataset.view === name));
   says.replaceChildren(`${view.says} `, make("a", { href: `${file}.html` }, `Chapter ${chapter}`), ".");
-  controls.replaceChildren(...(view.controls?.() ?? []));
+  replace(controls, view.controls?.() ?? []);
   refresh();
 }
 
 /** The boxes and the arrows between them. Before a run a box draws first. */
 function diagram() {
-  const open = (name) => (runs.length ? choose(name) : run({ ...linked(), view: name })),
+  const open = (name) => (runs.length ? choose(name) : form.reportValidity() && run({ ...linked(), view: name })),
     box = (name) =>
       make("button.box", { type: "button", "data-view": name, onclick: () => open(name) }, VIEWS[name].box),
     arrow = () => make("span.to", { "aria-hidden": "true" }, "→");
@@ -1063,7 +1068,8 @@ form.onsubmit = (event) => {
   panel.hidden = true;
   run(linked());
 };
-copy.onclick = () =>
+copy.onclick = () => {
+  writeAddress();
   navigator.clipboard.writeText(location.href).then(
     () => {
       status.value = "The link to this view is in the clipboard.";
@@ -1072,6 +1078,7 @@ copy.onclick = () =>
       status.value = "The link to this view is in the address bar.";
     },
   );
+};
 
 // ---------------------------------------------------------------- the tour: its words are the page's, its places are here
 
@@ -1103,13 +1110,15 @@ async function visit(i) {
   const words = TOUR[i].cloneNode(true);
   words.querySelector("img")?.remove(); // the still is for readers without this page
   const to = (name, j) => make("button", { type: "button", disabled: !STOPS[j], onclick: () => visit(j) }, name);
+  const next = to("Next", i + 1);
   const end = make("button", { type: "button", onclick: () => (panel.hidden = true) }, "End the tour");
   panel.replaceChildren(
     make("p.count", {}, `${i + 1} of ${STOPS.length}`),
     make("div", {}, ...words.childNodes),
-    make("p.row", {}, to("Back", i - 1), to("Next", i + 1), end),
+    make("p.row", {}, to("Back", i - 1), next, end),
   );
   panel.hidden = false;
+  (next.disabled ? end : next).focus({ preventScroll: true });
   status.value = "";
   panel.scrollIntoView({ block: "start", behavior: calm() ? "auto" : "smooth" });
 }

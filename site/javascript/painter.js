@@ -52,6 +52,12 @@ export function make(what, attributes = {}, ...children) {
   return element;
 }
 
+/** An input with its name, in a form. */
+export function field(name, label, input) {
+  input.name = name;
+  return make("label", {}, make("span", {}, label), input);
+}
+
 /** Puts 8-bit pixels onto a canvas. */
 export function paint(canvas, { rgba, width, height }) {
   canvas.width = width;

@@ -42,6 +42,7 @@ export function showToy(place) {
     asked = null, // where the pointer or the cursor is: [x, y]
     learning = false,
     walking = false,
+    moving, // the next frame of either
     recent = 0, // the loss, averaged
     paths = false;
 
@@ -153,8 +154,10 @@ export function showToy(place) {
   function setTime(t, slide = true) {
     time = t;
     if (slide) {
+      const text = `t = ${t.toFixed(2)}`;
       input.value = t;
-      clock.querySelector("output").textContent = `t = ${t.toFixed(2)}`;
+      input.setAttribute("aria-valuetext", text);
+      clock.querySelector("output").textContent = text;
     }
     refresh();
   }
@@ -196,12 +199,13 @@ export function showToy(place) {
         say();
         shown = performance.now();
       }
-      if (!finished) requestAnimationFrame(frame);
+      if (!finished) moving = requestAnimationFrame(frame);
       else if (calm()) setTime(0);
       else stroll();
     };
     say();
-    requestAnimationFrame(frame);
+    cancelAnimationFrame(moving);
+    moving = requestAnimationFrame(frame);
   }
 
   function pause() {
@@ -219,10 +223,11 @@ export function showToy(place) {
     const frame = (now) => {
       if (!walking || !place.isConnected) return;
       setTime(Math.min(1, Math.max(0, 1 - (now - began) / 3000)));
-      if (time > 0) requestAnimationFrame(frame);
+      if (time > 0) moving = requestAnimationFrame(frame);
       else walking = false;
     };
-    requestAnimationFrame(frame);
+    cancelAnimationFrame(moving);
+    moving = requestAnimationFrame(frame);
   }
 
   /** Other examples: what was learned of the ones before is forgotten. */

@@ -13,7 +13,7 @@ const VIRIDIS = [
   "b5de2b",
   "fde725",
 ].map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
-const COLORS = ["var(--links)", "var(--red)", "#2f9e68", "#b8860b", "#8a63d2", "#d05a9c"];
+const COLORS = ["var(--links)", "var(--red)", "var(--fg)"];
 
 /** The color of a share from 0 to 1: [red, green, blue]. */
 export function viridis(share) {
@@ -34,12 +34,13 @@ export function heat(canvas, values, rows, columns, { min = Math.min(...values),
 }
 
 /** Numbers (n, 4) of a picture, the darker the smaller a patch's value of (gh, gw) is: where something happens in it. */
-export function overlay(canvas, { rgba, width, height }, values, gh, gw, max = Math.max(...values)) {
+export function overlay(canvas, { rgba, width, height }, values, gh, gw) {
+  const max = Math.max(...values) || 1;
   const mixed = new Uint8ClampedArray(rgba.length).fill(255);
   for (let i = 0; i < width * height; i++) {
     const y = Math.floor(i / width),
       value = values[Math.floor((y * gh) / height) * gw + Math.floor(((i % width) * gw) / width)];
-    const light = 0.25 + 0.75 * Math.min(Math.max(value / (max || 1), 0), 1);
+    const light = 0.25 + 0.75 * Math.min(Math.max(value / max, 0), 1);
     for (let c = 4 * i; c < 4 * i + 3; c++) mixed[c] = light * rgba[c];
   }
   canvas.width = width;
@@ -78,9 +79,9 @@ export function chart({
   arrows = [],
   mark = null,
   floor = Infinity,
-  width = 380,
-  height = 250,
 }) {
+  const width = 380,
+    height = 250;
   const all = Object.values(series).flat(),
     range = (k) => [Math.min(...all.map((p) => p[k])), Math.max(...all.map((p) => p[k]))];
   const [[x0, x1], [low, y1]] = [xlim ?? range(0), ylim ?? range(1)],
@@ -147,8 +148,9 @@ export function chart({
 
 /** A slider with its name and value. */
 export function slider(label, { min, max, step = 1, value }, changed, show = (v) => v) {
-  const shown = make("output", {}, String(show(value))),
-    input = make("input", { type: "range", min, max, step, value, "aria-label": label });
+  const text = String(show(value)),
+    shown = make("output", { "aria-live": "off" }, text), // the slider itself says its value
+    input = make("input", { type: "range", min, max, step, value, "aria-label": label, "aria-valuetext": text });
   input.oninput = () => {
     shown.textContent = show(Number(input.value));
     input.setAttribute("aria-valuetext", shown.textContent);

@@ -245,9 +245,7 @@ const work = {
       const { index, steps, t, t_next } = step,
         last = index + 1 === steps;
       const show =
-        last ||
-        (klein.wasm && Math.floor(((index + 1) * PREVIEWS) / steps) > Math.floor((index * PREVIEWS) / steps)) ||
-        (steps <= PREVIEWS && klein.wasm);
+        last || (klein.wasm && Math.floor(((index + 1) * PREVIEWS) / steps) > Math.floor((index * PREVIEWS) / steps));
       const about = { index, steps, t, t_next };
       if (show) {
         let { rgba } = spoiling(klein, wish, Wrong, () => klein.decode(step.clean, step.gh, step.gw));

@@ -354,7 +354,7 @@ def test_what_is_too_heavy(make, tmp_path):
 PARTS = """# A file in parts.
 
 # ---- 1. Arrays
-x = "{{#py nothing}} costs $5, $6"
+x = "{{#js nothing}} costs $5, $6"
 
 # ---- 2. All together
 print(x)
