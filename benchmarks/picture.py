@@ -10,7 +10,6 @@ types, and random numbers in them. `make bench-full` calls it; it takes 16 GB of
 import argparse
 import math
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -90,6 +89,8 @@ def peak_resident_bytes() -> int:
     """The most memory that this process has had: on Linux since `reset_peaks`, elsewhere since it began."""
     if sys.platform == "linux":
         return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+    import resource  # Windows has none
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on a Mac
 
 

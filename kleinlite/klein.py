@@ -118,7 +118,7 @@ class Klein:
         kind = getattr(mx, dtype, None) if isinstance(dtype, str) else dtype
         if dtype is not None and not (isinstance(kind, mx.Dtype) and mx.issubdtype(kind, mx.floating)):
             raise UserError(f"dtype must be mx.float32, mx.bfloat16 or mx.float16, not {dtype!r}.")
-        if isinstance(loras, (str, Path)):
+        if isinstance(loras, (str, Path, dict)):
             raise UserError(f"loras must be a list of files, or of (file, scale), not {str(loras)!r}.")
         access = Access(revision, token, cache_dir, local_files_only)
         checkpoint = run_serialized(

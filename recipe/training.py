@@ -28,7 +28,6 @@ from kleinlite.cpu import setup
 from kleinlite.distillation import STUDENT_STEPS, distill_loss
 from kleinlite.errors import UserError
 from kleinlite.files import replace_file
-from kleinlite.inference.machines import own_temporary_folder
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import load_tokenizer
 from kleinlite.nano.data import draw_scenes, encode_scenes
@@ -453,7 +452,6 @@ def train(folder: Path, stage: str | None = None, steps: int | None = None, cfg:
     if stage and steps:
         cfg = replace(cfg, steps={**cfg.steps, stage: steps})
     setup()  # before the first large array: a stage may encode scenes before its run begins
-    own_temporary_folder(mx.distributed.init())
     recipe = Recipe(folder, cfg)
     stages = [stage] if stage else list(STAGES)
     recipe.check_inputs(stages[0])

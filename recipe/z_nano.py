@@ -26,7 +26,6 @@ from tqdm.auto import tqdm
 from kleinlite.book.z_nano import CONFIG, SPEC, turned
 from kleinlite.distillation import STUDENT_STEPS, own_path
 from kleinlite.errors import run_command
-from kleinlite.inference.machines import own_temporary_folder
 from kleinlite.klein import Klein
 from kleinlite.models.export import quantize_weights
 from kleinlite.position_ids import rope_table
@@ -143,7 +142,6 @@ def new_network() -> ZImageTransformer:
 
 def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None:
     """Everything, into a folder; `steps` of training on `walks` ways. The last 128 are held out. Raises UserError."""
-    own_temporary_folder(mx.distributed.init())
     with lock_shared_folder(folder):
         klein = Klein.from_pretrained("nano")
         path = folder / "walks.safetensors"

@@ -32,7 +32,6 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from kleinlite.cpu import setup
 from kleinlite.flux3 import Flux3Config, Flux3Transformer, flux3_velocity_field
-from kleinlite.inference.machines import own_temporary_folder
 from kleinlite.lora import LoRA, attach, linear_layers, matrix_shape
 from kleinlite.lora_variants import Hadamard, SplitAdapter
 from kleinlite.models.quantize import quantize, quantized_layer
@@ -45,7 +44,6 @@ from kleinlite.z_image import ZImageConfig, ZImageTransformer, z_image_velocity_
 
 setup()
 group = mx.distributed.init()
-own_temporary_folder(group)
 
 
 def n(*shape, seed=1):

@@ -261,13 +261,22 @@ def list_empty(notebook: dict) -> list[str]:
     return re.findall(rf'^\s*raise NotImplementedError\("{WAITING}([\w.]+)"\)', code, re.M)
 
 
+def link_or_copy(source: Path, place: Path) -> None:
+    """Windows refuses links to most users."""
+    try:
+        place.symlink_to(source)
+    except OSError:
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, place)
+
+
 def make_copy(folder: Path, module: promote.Module, root: Path = ROOT) -> None:
     """The repository in a folder of its own, where one module is the reader's; weights and notebooks are links."""
     for name in ("pyproject.toml", "notebooks", "tools", "Makefile", "README.md"):
-        (folder / name).symlink_to(root / name)
+        link_or_copy(root / name, folder / name)
     shutil.copytree(root / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(root / "kleinlite", folder / "kleinlite", ignore=shutil.ignore_patterns("__pycache__", "weights"))
-    (folder / "kleinlite" / "nano" / "weights").symlink_to(root / "kleinlite" / "nano" / "weights")
+    weights = Path("kleinlite") / "nano" / "weights"
+    link_or_copy(root / weights, folder / weights)
     (folder / module.path).write_text(module.text, "utf-8")
 
 

@@ -14,10 +14,11 @@ import mlx.core as mx
 from PIL import Image
 
 from ..errors import UserError, printable
+from ..files import check_replaceable
 from ..inference import picture_file
 from ..inference.loaded_model import LoadedModel
 from ..inference.loras import Loras, find_recorded_loras
-from ..inference.machines import from_first, own_temporary_folder, say_who_is_lost
+from ..inference.machines import from_first, say_who_is_lost
 from ..inference.memory_check import FEWER_BITS, check_memory, plan_request
 from ..inference.memory_plan import compute_dtype
 from ..inference.request import Options, Request, check_request
@@ -52,7 +53,6 @@ class Job(NamedTuple):
 
 def run(args: argparse.Namespace) -> None:
     group = mx.distributed.init()
-    own_temporary_folder(group)
     with say_who_is_lost(), ctrl_c(at_once=True):
         generate(group, args)
 
@@ -189,6 +189,7 @@ def check_place(args: argparse.Namespace) -> None:
     for file in (args.watch, None if args.prompts else args.output or Path("picture.png")):
         if file:
             picture_file.check_png_name(file)
+            check_replaceable(file)
             check_folder(file.parent)
 
 

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> None:
         facts.configs, first.picture.size, before, bits=facts.bits, rank=settings.rank, b=settings.batch
     )
     width, height = first.picture.size
+    if (only := facts.info.only_size) and (width, height) != (only, only):
+        print(f"{facts.info.name} draws {only}x{only} and learns best from such pictures: add --size {only}x{only}.")
     print(f"{len(examples)} pictures of {width}x{height}, at most {plan.peak_bytes / 1e9:.1f} GB of memory.")
     if args.plan:
         return

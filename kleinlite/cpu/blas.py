@@ -15,6 +15,7 @@ import importlib.util
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,10 @@ def setup() -> None:
     if _tried or not FAST:
         return
     _tried = True
+    if (shared := Path(tempfile.gettempdir()) / "mlx").exists() and not os.access(shared, os.W_OK):
+        own = Path.home() / ".cache" / "kleinlite"
+        own.mkdir(parents=True, exist_ok=True)
+        os.environ["TMPDIR"] = str(own)  # MLX compiles in it, and the shared one is another user's
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc: one arena, no mmap, nothing given back until the program ends
         for option, value in ((-8, 1), (-4, 0), (-1, 2**31 - 1)):  # M_ARENA_MAX, _MMAP_MAX, _TRIM_THRESHOLD

@@ -4,18 +4,15 @@ A picture that several machines draw together needs the same request on all of t
 alone would leave the others waiting. Chapter 17 cuts the model; here is what they agree on.
 """
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
 
 from ..errors import UserError
 
-__all__ = ["from_first", "least", "own_temporary_folder", "say_who_is_lost"]
+__all__ = ["from_first", "least", "say_who_is_lost"]
 
 LOST = "connection to a peer was lost"  # what MLX's ring says when another process is gone
 
@@ -41,11 +38,3 @@ def say_who_is_lost() -> Iterator[None]:
         if LOST not in str(error):
             raise
         raise UserError("Another machine has stopped: see what it said, and start the command again.") from None
-
-
-def own_temporary_folder(group: mx.distributed.Group) -> None:
-    """Let each process compile in a folder of its own: MLX on a CPU would have two write the same file."""
-    if group.rank() > 0:
-        own = Path(tempfile.gettempdir()) / f"kleinlite-process-{group.rank()}"
-        own.mkdir(exist_ok=True)
-        os.environ["TMPDIR"] = str(own)

@@ -57,7 +57,7 @@ class PartStore:
             part = load(lazy=True) if is_shared else load()
             if isinstance(part, nn.Module) and self.is_large(name):
                 if mx.metal.is_available():  # or macOS may page weights out between steps; mlx-lm does the same
-                    mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+                    mx.set_wired_limit(int(mx.device_info(mx.gpu)["max_recommended_working_set_size"]))
                 # A small network runs the chapters' own code, so that a line changed there shows.
                 speed_up(part, bfloat16=not self.exact)
             if name == "transformer":

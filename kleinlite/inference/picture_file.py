@@ -152,7 +152,8 @@ def remember(picture: Image.Image, made: dict[str, Any]) -> None:
 def write_chunk(picture: Image.Image) -> PngImagePlugin.PngInfo:
     chunk = PngImagePlugin.PngInfo()
     if "kleinlite" in picture.info:
-        chunk.add_itxt("kleinlite", json.dumps(picture.info["kleinlite"], ensure_ascii=False))
+        made = picture.info["kleinlite"]  # text, if the picture was opened from a file
+        chunk.add_itxt("kleinlite", made if isinstance(made, str) else json.dumps(made, ensure_ascii=False))
     return chunk
 
 

@@ -7,7 +7,6 @@ of samples. The adapter itself is written anew each time, from the moving averag
 import hashlib
 import itertools
 import math
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from mlx.utils import tree_map
 from PIL import Image
 
 from ..errors import ExistingFileError, UserError
-from ..files import replace_file, write_json
+from ..files import check_replaceable, replace_file, write_json
 from ..klein import Klein
 from ..lora import attach, freeze_except, new_deltas
 from ..models.files import read_json
@@ -90,10 +89,9 @@ def check_captions(klein: Klein, examples: Sequence[Example]) -> None:
 
 def check_output(path: Path) -> None:
     """Refuse to replace a file that is not an adapter. Raises ExistingFileError."""
-    if not os.path.lexists(path):
-        return
     try:
-        open_adapter(path)
+        if check_replaceable(path) is not None:
+            open_adapter(path)
     except (ValueError, OSError):
         raise ExistingFileError(f"{path} is there and is not an adapter: name another file.") from None
 

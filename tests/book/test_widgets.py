@@ -116,6 +116,12 @@ def test_with_references(play, tmp_path, monkeypatch):
     assert "Image.open" not in play.parts.code.value
 
 
+def test_the_code_has_what_the_model_was_opened_with():
+    panel = widgets.playground(Klein.from_pretrained("nano", loras=[("outlined", 0.5)], quantize=8))
+    draw(panel, steps=1)
+    assert again(panel).tobytes() == shown(panel).tobytes()
+
+
 def test_a_reference_is_read_as_klein_reads_it(play, tmp_path, monkeypatch):
     image = Image.new("RGBA", (128, 96), (255, 0, 0, 255))
     image.paste((0, 0, 0, 0), (64, 0, 128, 96))  # transparent, which is white behind
@@ -123,7 +129,7 @@ def test_a_reference_is_read_as_klein_reads_it(play, tmp_path, monkeypatch):
     turned[0x0112] = 6
     image.save(tmp_path / "a.png", exif=turned)
     upload(play, ("a.png", (tmp_path / "a.png").read_bytes()))
-    assert (play.parts.width.value, play.parts.height.value) == (96, 128)
+    assert (play.parts.width.value, play.parts.height.value) == (80, 112)
     draw(play, prompt="make it night", steps=1)
     monkeypatch.chdir(tmp_path)
     assert again(play).tobytes() == shown(play).tobytes()

@@ -62,6 +62,14 @@ def fresh(code: str, **environment: str) -> tuple[str, str]:
 
 
 @linux
+def test_a_temporary_folder_that_is_another_users(tmp_path):
+    (tmp_path / "mlx").mkdir()
+    code = "os.access = lambda *_: False; cpu.setup(); print(os.environ['TMPDIR'])"
+    said, _ = fresh(f"import os; {code}", TMPDIR=str(tmp_path), HOME=str(tmp_path))
+    assert said == f"{tmp_path / '.cache' / 'kleinlite'}\n"
+
+
+@linux
 def test_off_switch():
     code = """
 cpu.setup()

@@ -208,7 +208,7 @@ def test_weights_are_wired_where_there_is_metal(monkeypatch, metal):
     wired = []
     monkeypatch.setattr("kleinlite.inference.parts.SMALL_PART_BYTES", 0)
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
-    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 9e9})
+    monkeypatch.setattr(mx, "device_info", lambda *_: {"max_recommended_working_set_size": 9e9})
     monkeypatch.setattr(mx, "set_wired_limit", wired.append)
     tiny().parts.load("transformer")
     assert wired == [9 * 10**9] * metal

@@ -32,7 +32,6 @@ from kleinlite.inference import cluster, machines
 from kleinlite.klein import Klein
 
 group = mx.distributed.init()
-machines.own_temporary_folder(group)
 folder = Path(sys.argv[1])
 WISH = {"seed": 5, "progress": False}
 facts = {}

@@ -354,6 +354,8 @@ def test_every_way_to_save_a_picture_keeps_what_made_it(tmp_path):
     for name in ("a.png", "b", "c.png", "d.png"):
         assert picture_info(tmp_path / name) == made
         assert open_picture(tmp_path / name).tobytes() == picture.tobytes()
+    save_picture(Image.open(tmp_path / "c.png"), tmp_path / "g.png")
+    assert picture_info(tmp_path / "g.png") == made
     picture.save(tmp_path / "e.jpg")
     picture.save(tmp_path / "f.png", pnginfo=None)  # whoever does not want it says so
     with pytest.raises(UserError, match="does not say"):

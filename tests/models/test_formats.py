@@ -449,12 +449,13 @@ def test_what_belongs_to_no_part_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "name, base", [("klein-base", True), ("kleinbase_9b", True), ("klein_Base4b", None), ("klein-9b-Baseball", False),
-                   ("klein-database", False), ("klein.base.v2", True)],
+                   ("klein-database", False), ("klein.base.v2", True), ("flux2Klein_9bBase", True)],
 )  # fmt: skip
 def test_base_is_a_word_of_a_name(name, base):
     if base is not None:
         assert KLEIN.read_file_name(f"{name}.safetensors") == (not base, False)
-    assert KLEIN.read_file_name("flux2_klein_9b_kv.safetensors") == (True, True)
+    for kv in ("flux2_klein_9b_kv", "flux2Klein_9bKv"):
+        assert KLEIN.read_file_name(f"{kv}.safetensors") == (True, True)
 
 
 # ---------------------------------------------------------------- packings of other programs

@@ -15,7 +15,8 @@ from PIL import Image
 
 from ...errors import UserError
 from ...inference.picture_file import to_rgb
-from ...klein import Klein, Step, as_reference
+from ...inference.request import check_request
+from ...klein import Klein, Step
 from ...models.checkpoint import ModelInfo
 from ...nano.limits import describe_limits
 from .panel import Clickable, Code, Files, Panel, make_row, make_thumbnail, show_pictures, to_png
@@ -25,7 +26,7 @@ __all__ = ["Playground", "playground"]
 PROMPT = "a red house under a yellow sun"
 
 
-def reproduction_code(model: str, request: dict, files: list[str]) -> str:
+def reproduction_code(klein: Klein, request: dict, files: list[str]) -> str:
     """The lines that draw a picture again."""
 
     def quoted(text: str) -> str:
@@ -36,7 +37,10 @@ def reproduction_code(model: str, request: dict, files: list[str]) -> str:
     if files:
         said.append(f"images=[{', '.join(f'Image.open({quoted(name)})' for name in files)}]")
     lines = ["from kleinlite import Klein", *["from PIL import Image"] * bool(files), ""]
-    return "\n".join([*lines, f"klein = Klein.from_pretrained({quoted(model)})", f"klein({', '.join(said)})"])
+    loras = [(lora["file"], lora["scale"]) for lora in klein.loras.metadata()]
+    loaded = klein._model.metadata() | ({"loras": loras} if loras else {})
+    opened = ", ".join([quoted(klein.info.name), *(f"{name}={value!r}" for name, value in loaded.items())])
+    return "\n".join([*lines, f"klein = Klein.from_pretrained({opened})", f"klein({', '.join(said)})"])
 
 
 def make_controls(info: ModelInfo) -> dict[str, ipw.Widget]:
@@ -119,12 +123,11 @@ class Playground(Panel):
     def show_references(self, _: object = None) -> None:
         """Show the references small, and let the first one decide the size."""
         parts = self.parts
-        size = self.klein.info.size
         pictures = []
         try:
             pictures = open_pictures(parts.files.value)
-            sizes = [as_reference(picture).size for picture in pictures]
-            parts.width.value, parts.height.value = [*sizes, (size, size)][0]
+            request = check_request(self.klein.info, "", {"images": pictures})
+            parts.width.value, parts.height.value = request.width, request.height
             self.show_status("")
         except ValueError as error:
             self.show_status(str(error), "wrong")
@@ -156,7 +159,7 @@ class Playground(Panel):
         parts.progress.max = request["steps"]
         files = [file["name"] for file in parts.files.value]
         self.show_status("reading the prompt")
-        parts.code.value = reproduction_code(info.name, request, files)
+        parts.code.value = reproduction_code(self.klein, request, files)
         threading.Thread(target=self.show_steps, args=(steps, request, files), daemon=True).start()
 
     def show_steps(self, steps: Iterator[Step], request: dict, files: list[str]) -> None:
@@ -177,7 +180,7 @@ class Playground(Panel):
             words = f"{request['prompt']} · seed {request['seed']} · {clock() - start:.1f} s"
             note = "" if self.klein.loras else describe_limits(info.name, info.size, request["prompt"], *preview.size)
             words += f" · {note}" if note else ""
-            self.add_to_gallery(preview, words, reproduction_code(info.name, request, files))
+            self.add_to_gallery(preview, words, reproduction_code(self.klein, request, files))
         except Exception as error:  # nobody else hears of it in a thread
             self.show_status(str(error), "wrong")
         finally:
@@ -195,8 +198,7 @@ class Playground(Panel):
             self.show_status(words)
 
         show()
-        thumbnail = to_png(make_thumbnail(picture, 144))
-        thumbnail = Clickable(show, value=thumbnail, title=words, layout={"width": "72px"})
+        thumbnail = Clickable(show, value=to_png(make_thumbnail(picture, 144)), title=words, layout={"width": "72px"})
         self.parts.gallery.children = [thumbnail, *self.parts.gallery.children]
 
     @property

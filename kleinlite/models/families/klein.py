@@ -121,8 +121,8 @@ def read_variant(folder: ModelFolder, cfg: TransformerConfig) -> Variant:
 def read_file_name(name: str) -> tuple[bool, bool] | None:
     """Whether a single file is distilled, and whether it is a KV model: its header says neither, so its name must."""
     name = name.lower()
-    kv = re.search(r"(?<![a-z])kv(?![a-z])", name) is not None
-    base = re.search(r"(?<![a-z])(klein)?base(?![a-z])", name) is not None  # not "baseball"
+    kv = re.search(r"(?<![a-z])(\d+b)?kv(?![a-z])", name) is not None
+    base = re.search(r"(?<![a-z])(klein)?(\d+b)?base(?![a-z])", name) is not None  # not "baseball"
     return (not base, kv) if kv or "klein" in name else None
 
 
