@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -225,6 +226,7 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", CHUNK)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda _: None))  # between tries
         monkeypatch.setattr(
             "kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**12, 10**12)
         )  # for what "4b" would take

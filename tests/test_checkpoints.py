@@ -1,4 +1,4 @@
-"""Chapter 8: every tensor in its place, or a sentence that says what does not fit. More: `models/test_keys`."""
+"""Chapter 8: every tensor in its place, or a sentence that says what does not fit. More: `models/test_names`."""
 
 import json
 import struct

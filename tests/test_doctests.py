@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from kleinlite import Klein, save_picture
-from kleinlite.book import mistakes
-from kleinlite.sampling import schedule
 
 PACKAGE = Path(__file__).resolve().parents[1] / "kleinlite"
 FILES = (
@@ -38,8 +36,3 @@ def test_every_example_is_run_or_listed():
     found = {path for path in PACKAGE.rglob("*.py") if re.search("^ *>>> ", path.read_text("utf-8"), re.M)}
     names = {".".join(["kleinlite", *path.relative_to(PACKAGE).with_suffix("").parts]) for path in found}
     assert {name.removesuffix(".__init__") for name in names} == {*FILES, *NOT_RUN}
-
-
-def test_the_mistake_of_the_example_fits_its_line():
-    with mistakes.line(schedule, "shift_time(t, shift)", "t"):
-        assert schedule(4, 36)[1] == 0.75

@@ -30,12 +30,6 @@ LINES = sorted({line.text for line in shell_lines()})
 PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 
-# Lines of `kleinlite` that are only read by its parser, and why.
-NOT_RUN = {
-    "python -m recipe speedrun --minutes 30": "half an hour; test_speedrun.py runs a short one",
-    "python -m recipe train RUNS": "hours; test_recipe.py runs it with few steps",
-    "mlx.launch -n 2 -- python -m recipe train RUNS": "hours",
-}
 # Lines that end with a plan of their training, since the training itself takes minutes to hours.
 PLANNED = ("train-lora",)
 # Lines of other programs, which nothing here can run or check.
@@ -91,20 +85,7 @@ def is_mention(words: list[str]) -> bool:
 
 
 KLEINLITE = [line for line in LINES if inner(line)[0] == "kleinlite"]
-RUN = [line for line in KLEINLITE if line not in NOT_RUN and "…" not in line and not is_mention(inner(line))]
-
-
-@pytest.mark.parametrize("line", KLEINLITE)
-def test_the_parser_takes_it(line):
-    words = inner(line)
-    if is_mention(words) or "…" in words:
-        return
-    try:
-        args, unknown = make_parser().parse_known_args(words[1:])
-    except SystemExit as end:
-        assert "--help" in words and not end.code
-    else:
-        assert not unknown and args.command
+RUN = [line for line in KLEINLITE if "…" not in line and not is_mention(inner(line))]
 
 
 @pytest.fixture(scope="module")
@@ -227,8 +208,7 @@ def test_every_line_is_tried_or_listed():
     rest = {line for line in LINES if inner(line)[0] not in ours and not line.startswith("pip install -e ")}
     rest = {line for line in rest if len(shlex.split(line)) > 1 and "…" not in inner(line)}
     assert rest - set(FOREIGN) == set()
-    for listed in (FOREIGN, NOT_RUN):
-        assert set(listed) - set(LINES) == set(), "no longer in the documents"
+    assert set(FOREIGN) - set(LINES) == set(), "no longer in the documents"
     addresses = re.findall(r"(?:git\+|--depth 1 )(https://\S+)", "\n".join(FOREIGN))
     assert set(addresses) == set(re.findall(r'^Repository = "(.+)"', PROJECT, re.M))
 

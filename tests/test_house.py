@@ -105,12 +105,6 @@ def test_one_assignment_a_line_of_a_notebook(path):
         assert cell["cell_type"] != "code" or not hidden_assignments(code)
 
 
-def test_no_chapter_knows_the_machine():
-    for path in PACKAGE.glob("*.py"):
-        text = path.read_text("utf-8")
-        assert "Promoted from notebooks/" not in text or "from .cpu" not in text, path.name
-
-
 @pytest.mark.slow
 def test_the_field_may_be_one_graph(monkeypatch):
     """On a GPU the field is compiled: the same picture, and one trace for all steps. Tried here on the CPU."""

@@ -1,6 +1,7 @@
 """Looking inside while a model draws: the recorded attention, and that recording changes nothing."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import mlx.core as mx
 import pytest
@@ -31,6 +32,7 @@ def test_shares_are_shares(klein):
     given = mx.stack(maps).sum(axis=-1)
     assert given.min().item() > 0 and given.max().item() <= 1 + 1e-5
     assert mx.abs(given[:, 0] - given[:, 1]).max().item() > 0.01
+    assert not any(mx.allclose(a, b) for a, b in pairwise(maps)), "each step has its own"
 
 
 def test_a_guided_model_records_the_pass_with_the_prompt():

@@ -8,7 +8,6 @@ from pathlib import Path
 import machines
 import mlx.core as mx
 import pytest
-from stand_in_hub import TINY
 from test_names import TEXT_ENCODERS, TRANSFORMERS
 from waiting import HANGS
 
@@ -90,13 +89,6 @@ def test_what_cannot_fit_is_refused_with_the_way_out(monkeypatch, bits, word):
 def test_the_machine_has_memory():
     whole, usable = memory_check.machine_memory()
     assert 2**30 < usable <= whole < 2**50
-
-
-def test_bits_are_counted_in_the_files():
-    checkpoint = open_checkpoint(TINY, dtype=mx.float32)
-    assert checkpoint.bits == (32, 32)  # small parts are cast
-    checkpoint = open_checkpoint("nano", dtype=mx.float32, quantize=4)
-    assert checkpoint.bits == (4.5, 4.5)
 
 
 def test_bits_of_a_large_part_are_those_of_its_files(monkeypatch):

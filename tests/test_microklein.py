@@ -17,6 +17,7 @@ import numpy
 import pytest
 from golden_tools import LOOSE, check
 from PIL import Image
+from waiting import HANGS
 
 import microklein
 from kleinlite import Klein
@@ -91,7 +92,7 @@ def edit_json(path: Path, **changes) -> None:
 def run(*command, cwd: Path) -> str:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, *map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANGS
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -164,7 +164,7 @@ def measure() -> dict:
     """Every comparison of the two files of tests: {(test, parameters): differences}."""
     recorder = Recorder()
     files = [str(ROOT / "tests" / name) for name in TESTS]
-    pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", "-k", "not shared", *files], plugins=[recorder])
+    pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", *files], plugins=[recorder])
     if recorder.failed:
         sys.exit(f"These tests fail, so there is nothing to write: {', '.join(recorder.failed)}")
     return recorder.errors

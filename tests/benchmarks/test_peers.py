@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_whole_processes_that_fail_are_a_sentence():
 
 def test_a_peer_that_cannot_be_installed_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(peers.PEERS, "mflux", ("./no-such-folder",))
-    monkeypatch.setattr(peers.sys, "executable", "/bin/false")
+    monkeypatch.setattr(peers.sys, "executable", shutil.which("false"))
     with pytest.raises(OSError, match="mflux could not be installed: it said nothing"):
         peers.set_up("mflux", tmp_path)
 

@@ -3,16 +3,13 @@
 import base64
 import io
 import threading
-from itertools import pairwise
 
-import mlx.core as mx
 import pytest
 from PIL import Image
 from waiting import HANGS
 
 from kleinlite import transformer
 from kleinlite.book import widgets
-from kleinlite.book.widgets.explorers import record_attention
 from kleinlite.book.widgets.panel import to_png
 from kleinlite.klein import Klein
 from kleinlite.pipeline import prepare_reference, to_pixels
@@ -282,15 +279,6 @@ def test_attention_viewer(klein):
     first = panel.parts.word.options[1][1]
     moves(panel, word=first, step=4, block=3)
     widgets.attention_viewer(klein, r"$a^ $b$ \x_")  # no formula
-
-
-def test_attention_is_what_the_model_uses(klein):
-    steps, maps = record_attention(klein, PROMPT, seed=7)
-    assert len(steps) == len(maps) == 4
-    assert all(m.shape == (BLOCKS, 36, klein.info.max_length) for m in maps)
-    assert all((m >= 0).all().item() and (m.sum(axis=-1) <= 1 + 1e-5).all().item() for m in maps)
-    assert not any(mx.allclose(a, b) for a, b in pairwise(maps))
-    assert steps[-1].preview().tobytes() == klein(PROMPT, seed=7, progress=False).tobytes()
 
 
 def test_a_prompt_that_is_too_long_is_refused(klein):

@@ -15,22 +15,17 @@ from kleinlite import cpu
 @pytest.mark.parametrize("strip", [1, 20_000, 2**23])  # single rows, some rows, everything at once
 def test_conv2d(shape, k, stride, padding, strip, monkeypatch):
     monkeypatch.setattr(cpu.convolution, "STRIP", strip)
-    if k > min(shape[1:3]) + 2 * padding:
-        return
     x, w, bias = normal(*shape), normal(6, k, k, 8, seed=1), normal(6, seed=2)
     right = mx.conv2d(x, w, stride, padding) + bias
     assert close(cpu.conv2d(x, w, stride, padding, bias), right)
 
 
-@pytest.mark.parametrize("shape", [(1, 40, 30, 16), (2, 2, 6, 20)])
-@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("shape, padding", [((1, 40, 30, 16), 0), ((1, 40, 30, 16), 1), ((2, 2, 6, 20), 1)])
 @pytest.mark.parametrize("strip", [1, 100_000, 2**23])
 def test_conv2d_with_fewer_multiplications(shape, padding, strip, monkeypatch):
     """Winograd's algorithm: the numbers and the gradients of the plain way, in strips of two rows or more."""
     monkeypatch.setattr(cpu.convolution, "STRIP", strip)
     monkeypatch.setattr(cpu.convolution, "FEW", 0)
-    if min(shape[1:3]) + 2 * padding < 4:
-        return
     used = []
     own = cpu.convolution.winograd
     monkeypatch.setattr(cpu.convolution, "winograd", lambda *args: used.append(1) or own(*args))

@@ -273,6 +273,7 @@ def test_what_one_machine_refuses_is_not_buried(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_documented_command_starts(tmp_path, wishes):
     """`mlx.launch -n 2 -- python -m kleinlite generate --prompts …`"""
     launcher = Path(sys.executable).with_name("mlx.launch")

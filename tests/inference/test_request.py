@@ -1,7 +1,6 @@
 """The gate for arguments: what is refused, and with which sentence; nothing is loaded for it, and nothing passes it."""
 
 import math
-import time
 from dataclasses import replace
 
 import mlx.core as mx
@@ -176,10 +175,8 @@ def test_any_arguments_give_a_request_or_a_sentence(arguments, info):
 )
 def test_what_cannot_fit_is_refused_at_once(klein, how):
     """Before noise, references or anything else of that size is made."""
-    start = time.process_time()
     with peak_memory() as peak, pytest.raises(MemoryError, match=r"takes [\d.]+ GB of memory, and the machine has"):
         klein(**{"prompt": "a", "width": 1024, "height": 1024, "progress": False} | how)
-    assert time.process_time() - start < 1  # what the processor did; others may be busy
     assert peak.bytes < 10**6 and klein.parts.loaded == {}
 
 

@@ -66,7 +66,7 @@ def main(seconds: float, seed: int) -> None:
     print(f"seed {seed}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        while time.monotonic() < end:
+        while not counts or time.monotonic() < end:
             for _ in range(20):
                 path = folder / "x.safetensors"
                 path.write_bytes(damage_header(data, rng))

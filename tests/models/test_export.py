@@ -162,12 +162,3 @@ def test_what_is_not_ours_stays(tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(FileExistsError, match="is there already"):
         export.quantize_model(TINY, tmp_path / "link", 8, progress=False)
-
-
-def test_a_copy_says_how_many_layers_it_holds(tmp_path):
-    """The text encoder's layers above the highest tap are left out, and config.json says so."""
-    export.quantize_model(TINY, tmp_path / "q", 4, progress=False)
-    folder = tmp_path / "q" / "text_encoder"
-    arrays = mx.load(str(next(folder.glob("*.safetensors"))))
-    held = {match[1] for name in arrays if (match := re.search(r"layers\.(\d+)\.", name))}
-    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == len(held) == 4

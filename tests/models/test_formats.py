@@ -371,17 +371,6 @@ def test_folders_of_other_models(file, change, who, tmp_path):
         open_checkpoint(tmp_path / "m", dtype=mx.float32)
 
 
-def test_kv():
-    assert not open_checkpoint("nano", dtype=mx.float32).info.kv
-
-
-def test_kv_by_its_index(tmp_path):
-    shutil.copytree(NANO, tmp_path / "m")
-    index = tmp_path / "m" / "model_index.json"
-    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "Flux2KleinKVPipeline"}))
-    assert open_checkpoint(tmp_path / "m", dtype=mx.float32).info.kv
-
-
 # ---------------------------------------------------------------- single files of other programs
 
 

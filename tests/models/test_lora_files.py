@@ -29,7 +29,6 @@ from kleinlite.models.configs import parse_config
 from kleinlite.models.families import KLEIN
 from kleinlite.models.files import looks_like_weights
 from kleinlite.models.lora_files import (
-    bundled_adapters,
     describe_adapter,
     find_target,
     list_targets,
@@ -313,12 +312,6 @@ def test_only_rows_are_swapped_in_the_last_modulation(net, tmp_path):
     path = write(tmp_path / "x.safetensors", {"norm_out.linear.lora_A.weight": a, "norm_out.linear.lora_B.weight": b})
     [change] = open_adapter(path).deltas(net).values()
     assert mx.array_equal(change.a, a) and mx.array_equal(change.b, mx.concatenate([b[64:], b[:64]]))
-
-
-@pytest.mark.parametrize("name", list(bundled_adapters()) or [pytest.param(None, marks=pytest.mark.skip)])
-def test_the_bundled_ones(name):
-    adapter = open_adapter(name)
-    assert adapter.path.stat().st_size < 2_000_000 and adapter.kind == "LoRA"
 
 
 # ---------------------------------------------------------------- once

@@ -16,7 +16,7 @@ from kleinlite.nano.evaluate import (
 )
 from kleinlite.pipeline import to_images
 from kleinlite.scenes import Scene, Thing, captions, draw, sample, scene_held_out
-from recipe.edits import held_out_edits
+from recipe.edits import edit_held_out, held_out_edits
 from recipe.evaluate import score_edit
 
 SCENES = [sample(seed) for seed in range(30_000_000, 30_000_080)]
@@ -130,6 +130,7 @@ def test_what_comes_along_unasked_is_told():
 
 def test_edits_are_held_out_and_always_the_same():
     assert held_out_edits(10) == held_out_edits(10)
+    assert all(edit_held_out(before[0], text) for before, text, _ in held_out_edits(40))
     assert all(
         score_edit(after, before[0], after)[0] for before, _, after in held_out_edits(40)
     )  # each changes something

@@ -11,7 +11,6 @@ from kleinlite.book.z_nano import CONFIG, load_z_nano
 from kleinlite.nano.evaluate import examine, held_out_captions
 from kleinlite.pipeline import to_images, velocity_field
 from kleinlite.sampling import euler, noise, schedule
-from kleinlite.scenes import scene_held_out
 from kleinlite.z_image import encode_caption, static_schedule, z_image_velocity_field
 from recipe import z_nano as sister
 from recipe.z_nano import FILE, FIRST, GRID, STEPS, levels_on_path, make_velocity
@@ -43,11 +42,6 @@ def test_the_way_is_klein_nanos_own(klein, walks):
     assert mx.allclose(walks["path"][5:6, 0].astype(mx.float32), start, atol=2e-3)  # kept in float16
     for k, latents in enumerate(ends, start=1):
         assert mx.allclose(walks["path"][5:6, k].astype(mx.float32), latents, atol=1e-2)
-
-
-def test_nothing_held_out_is_drawn(klein):
-    lessons = sister.make_lessons(sister.PICTURES, 0, 0)
-    assert not any(scene_held_out(lessons.scenes[lesson.target]) for lesson in lessons.pictures)
 
 
 def test_each_level_lies_on_the_way():

@@ -120,7 +120,7 @@ def test_one_training_in_a_folder(tmp_path):
 # ---------------------------------------------------------------- several processes
 
 TWO = """
-import json, os, sys, tempfile
+import json, sys
 from pathlib import Path
 import mlx.core as mx
 from recipe.stages import RANK_OFFSET, SharedRun
@@ -131,9 +131,6 @@ from mlx.utils import tree_flatten
 group, out = mx.distributed.init(), Path(sys.argv[1])
 path = out / f"{group.size()}-{group.rank()}" / "run.safetensors"
 table = mx.random.normal((20, 12), key=mx.random.key(0))
-# MLX compiles into this folder: two processes must not write the same file there.
-os.environ["TMPDIR"] = str(Path(tempfile.gettempdir()) / f"kleinlite-process-{group.rank()}")
-os.makedirs(os.environ["TMPDIR"], exist_ok=True)
 
 
 def batch(step):

@@ -127,7 +127,8 @@ class Playground(Panel):
         try:
             pictures = open_pictures(parts.files.value)
             request = check_request(self.klein.info, "", {"images": pictures})
-            parts.width.value, parts.height.value = request.width, request.height
+            parts.width.value = request.width
+            parts.height.value = request.height
             self.show_status("")
         except ValueError as error:
             self.show_status(str(error), "wrong")
