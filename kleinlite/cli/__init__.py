@@ -10,13 +10,14 @@ import logging
 import re
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..errors import USER_ERRORS, Parser, run_command
-from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size
+from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size, read_prompts as read_prompts
 
 RAW_HELP = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
@@ -35,7 +36,6 @@ examples:
   kleinlite generate "a red circle" --model klein-4bit
   hf upload YOU/klein-4bit klein-4bit     then --model YOU/klein-4bit works everywhere
 """
-
 LORA_EXAMPLES = """\
 examples:
   kleinlite train-lora arrows --model nano-base -o arrow.safetensors     a dozen drawn arrows of 96x96 pixels do
@@ -141,10 +141,18 @@ def run_in_a_shell(args: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = make_parser()
+    words = sys.argv[1:] if argv is None else argv
+    commands: Any = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    if words and words[0] not in commands and not words[0].startswith("-"):
+        prompt = words[1] if " " in "".join(words[1:2]) else words[0]  # after another word for generate
+        meant = [*get_close_matches(words[0], commands, 1), f'generate "{prompt}"'][0]
+        parser.error(f"{words[0]!r} is no command: did you mean `kleinlite {meant}`?")
     args, unknown = parser.parse_known_args(argv)
     command = getattr(args, "parser", parser)
     if unknown:
+        close = get_close_matches(unknown[0], command._option_string_actions, 1)
         hint = ": does the prompt need quotes?" if "prompt" in args and not unknown[0].startswith("-") else ""
+        hint = f": did you mean {close[0]}?" if close else hint
         command.error(f"{' '.join(unknown)} is not understood{hint}")
     if command is parser:
         parser.print_help()

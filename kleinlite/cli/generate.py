@@ -30,6 +30,7 @@ from ..models.download import Access, find_cached_parts
 from ..models.lora_files import Adapter, open_adapter
 from ..nano.limits import describe_limits
 from .shared import check_folder, ctrl_c, name_quantization
+from .words import read_prompts
 
 
 class Wish(NamedTuple):
@@ -79,19 +80,30 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
     title += "".join(f" + {lora} × {scale:g}" for lora, scale in klein.loras.items())
     if args.prompts and args.output:
         args.output.mkdir(exist_ok=True)
+    refused = 0
     for job in jobs[group.rank() :: group.size()] if args.prompts else jobs:  # every N-th on each of N machines
         if args.prompts and job.path.exists():
             print(printable(f"{job.path} is there already."))
             continue
         start = time.perf_counter()
-        picture = draw(klein, job.prompt, {**wish.options, "seed": job.seed}, args.watch if is_first else None)
+        try:
+            picture = draw(klein, job.prompt, {**wish.options, "seed": job.seed}, args.watch if is_first else None)
+        except UserError as error:  # of a list, one prompt that is too long must not end the night's work
+            if not args.prompts:
+                raise
+            print(printable(f"{job.path} is left out: {error}"), file=sys.stderr)
+            refused += 1
+            continue
         seconds = time.perf_counter() - start
         path = job.path if args.output else free_name(job.path)
         if is_first or args.prompts:
-            save(picture, path)
+            with ctrl_c(at_once=False):  # it waits until the draft is taken away
+                picture_file.save_picture(picture, path)
         if is_first:
             about = f"{path}: {picture.width}x{picture.height}, {title}, seed {job.seed}, {seconds:.1f} s"
             print(printable(about), flush=True)
+    if refused:
+        raise UserError(f"{refused} of {len(jobs)} prompts were left out: change them, and start again.")
 
 
 # ---------------------------------------------------------------- what is wished for
@@ -164,18 +176,6 @@ def read_like(args: argparse.Namespace) -> dict[str, Any]:
     if "box" in like:  # it has the size of the picture that it was made from
         like = {name: value for name, value in like.items() if name not in ("width", "height")}
     return like
-
-
-def read_prompts(path: Path) -> list[str]:
-    """The lines of a file that are not empty. Raises UserError."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text ({error}): write one prompt a line.") from None
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise UserError(f"{path} has no prompt in it: write one prompt a line.")
-    return prompts
 
 
 # ---------------------------------------------------------------- what is checked before gigabytes are read
@@ -252,17 +252,12 @@ def list_jobs(args: argparse.Namespace, wish: Wish, seed: int) -> list[Job]:
     ]
 
 
-def save(picture: Image.Image, path: Path) -> None:
-    """Ctrl-C waits until the draft is taken away."""
-    with ctrl_c(at_once=False):
-        picture_file.save_picture(picture, path)
-
-
 def draw(klein: Klein, prompt: str, options: Options, watch: Path | None) -> Image.Image:
     """One picture; watch: the file in which every step is shown."""
-    if watch is None:
-        return klein(prompt, **options)
     for step in klein.stream(prompt, **options):
-        picture = cast(Image.Image, step.preview(fast=step.t_next > 0))  # of one prompt
-        save(picture, watch)
+        if watch or not step.t_next:
+            picture = cast(Image.Image, step.preview(fast=step.t_next > 0))  # of one prompt
+        if watch:
+            with ctrl_c(at_once=False):
+                picture_file.save_picture(picture, watch)
     return picture

@@ -35,8 +35,7 @@ def describe_model(name: str) -> tuple[str, ...]:
     released = facts.released
     size = 512 if released else facts.info.size
     fewer = () if facts.is_quantized or not released else FEWER_BITS
-    widths: dict[int | None, float | None] = {None: None}
-    widths |= {bits: QUANT_SPECS[bits].bits_per_weight for bits in fewer}
+    widths: dict[int | None, float | None] = {None: None, **{n: QUANT_SPECS[n].bits_per_weight for n in fewer}}
     peaks = {bits: plan_model(facts, width=size, height=size, bits=n).peak_bytes for bits, n in widths.items()}
     if released:
         counts = [released.size.transformer_parameters, released.size.text_encoder_parameters]

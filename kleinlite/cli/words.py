@@ -3,6 +3,9 @@
 import argparse
 import os
 import re
+from pathlib import Path
+
+from ..errors import UserError
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -40,6 +43,17 @@ def parse_lora(text: str) -> tuple[str, float]:
     try:
         return file, float(scale)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{scale!r} in {text!r} is not a scale, a number such as 0.7 (a prompt stands before --lora)"
-        ) from None
+        told = f"{scale!r} in {text!r} is not a scale, a number such as 0.7 (a prompt stands before --lora)"
+        raise argparse.ArgumentTypeError(told) from None
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The lines of a file that are not empty. Raises UserError."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text ({error}): write one prompt a line.") from None
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise UserError(f"{path} has no prompt in it: write one prompt a line.")
+    return prompts

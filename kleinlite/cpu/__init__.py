@@ -23,12 +23,12 @@ where there is none, it runs the operations one by one.
 """
 
 from .bfloat16 import bfloat16_name
-from .blas import blas_name, idle_cores_only, setup
+from .blas import blas_name, give_back, idle_cores_only, setup
 from .convolution import conv2d, upsample_conv2d
 from .layers import speed_up
 from .operations import FAST, affine, attention, silu, softmax
 
 __all__ = [
-    "FAST", "affine", "attention", "bfloat16_name", "blas_name", "conv2d", "idle_cores_only", "setup", "silu",
-    "softmax", "speed_up", "upsample_conv2d",
+    "FAST", "affine", "attention", "bfloat16_name", "blas_name", "conv2d", "give_back", "idle_cores_only", "setup",
+    "silu", "softmax", "speed_up", "upsample_conv2d",
 ]  # fmt: skip

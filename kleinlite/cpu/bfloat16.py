@@ -7,8 +7,6 @@ changes. Nor inside `mx.compile` and `mx.grad`: oneDNN reads memory, and there n
 Names and numbers are those of oneDNN 3: oneapi/dnnl/dnnl.h and dnnl_types.h.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import sysconfig

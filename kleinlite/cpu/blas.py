@@ -8,8 +8,6 @@ Which OpenBLAS matters as much as having one: an older one does not know a newer
 it is that of the wheel scipy-openblas32, which comes with this package.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import logging
@@ -105,6 +103,12 @@ def setup() -> None:
             "`pip install scipy-openblas32` and start Python again.",
             error,
         )
+
+
+def give_back() -> None:
+    """Return to the system what glibc keeps for the next picture, as `setup` told it to."""
+    if _tried and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def blas_name() -> str | None:

@@ -8,8 +8,6 @@ MLX lays out the neighborhood of every pixel, nine times the picture for a 3 × 
   and after costs a rounding or two, as much as another order of adding would.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 

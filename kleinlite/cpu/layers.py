@@ -1,7 +1,5 @@
 """Layers of the chapters with this room's operations in place of MLX's, for networks that are loaded on a Linux CPU."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

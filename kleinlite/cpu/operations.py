@@ -3,8 +3,6 @@
 Where the device is not a Linux CPU, each of these functions calls MLX's own operation.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """How several machines share one model: whole with an answer each, or each with its own heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import mlx.core as mx

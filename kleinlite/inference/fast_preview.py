@@ -4,8 +4,6 @@ A token of 128 numbers stands for 16×16 pixels. A linear map to 4×4 of them, t
 needs to tell whether a picture goes the right way.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 import mlx.nn as nn
 

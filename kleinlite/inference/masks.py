@@ -4,8 +4,6 @@ The steps of chapter 6 work on a canvas whose sides are multiples of 16. Here a 
 what was drawn is cropped and pasted back, so that a pixel under a black mask is the one that was given, bit by bit.
 """
 
-from __future__ import annotations
-
 import numbers
 import operator
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A model's parts in memory: read when they are needed, released when what comes next needs the room."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..cpu import speed_up
+from ..cpu import give_back, speed_up
 from ..errors import UserError
 from ..models.checkpoint import SMALL_PART_BYTES, Checkpoint
 from ..models.families import Configs
@@ -87,6 +85,7 @@ class PartStore:
         self.pinned.clear()
         for name in list(self.loaded):
             self._drop(name)
+        give_back()
 
     def _drop(self, name: str) -> None:
         if self.loaded.pop(name, None) is None:

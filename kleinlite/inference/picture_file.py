@@ -109,11 +109,11 @@ def to_rgb(image: Image.Image, convert_colors: bool = True) -> Image.Image:
     return levels.point(lambda level: level * (255 / white) + 0.5).convert("L").convert("RGB")
 
 
-def check_reference_size(image: Image.Image) -> Image.Image:
+def check_reference_size(image: Image.Image, least: int = 64) -> Image.Image:
     """The picture itself, if it can be a reference."""
     w, h = image.size
-    if min(w, h) < 64 or max(w, h) > 8 * min(w, h):
-        raise UserError(f"A reference picture needs sides of at least 64 pixels and at most 8:1, this one is {w}×{h}.")
+    if min(w, h) < least or max(w, h) > 8 * min(w, h):
+        raise UserError(f"A reference picture needs sides of at least {least} pixels and at most 8:1, not {w}×{h}.")
     return image
 
 

@@ -4,8 +4,6 @@ What passes `check_request` has the right type and range, and everything behind 
 UserError, a ValueError whose sentence names the mistake and the way out.
 """
 
-from __future__ import annotations
-
 import numbers
 import operator
 import random
@@ -115,9 +113,9 @@ class Request:
         }  # fmt: skip
 
 
-def as_reference(image: Image.Image) -> Image.Image:
+def as_reference(image: Image.Image, least: int = 64) -> Image.Image:
     """Any picture as a reference: upright, in RGB, cut as chapter 6 cuts it. Raises UserError for odd sizes."""
-    return prepare_reference(check_reference_size(to_rgb(image)))
+    return prepare_reference(check_reference_size(to_rgb(image), least))
 
 
 def check_request(info: ModelInfo, prompt: str | Sequence[str], options: Options | None = None) -> Request:
@@ -144,7 +142,7 @@ def check_request(info: ModelInfo, prompt: str | Sequence[str], options: Options
         image, box = info.family.prepare_lone_reference(to_rgb(images[0]))
         references = [image]
     else:
-        references = [as_reference(image) for image in images]
+        references = [as_reference(image, 16 if change else 64) for image in images]  # diffusers' bounds
     if info.only_size:
         first = 1 if change else 0
         references = [*references[:first], *(shrink(image, info.only_size) for image in references[first:])]

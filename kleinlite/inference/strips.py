@@ -10,8 +10,6 @@ a layer makes some rows at a time, so that what lies between is a strip and neve
 Only inference: gradients want the whole picture at once, so whoever trains does not call `use_strips`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import mlx.core as mx

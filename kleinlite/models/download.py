@@ -99,7 +99,9 @@ def without_transformer(name: str, revision: str | None = None) -> Repository:
 def explain_no_model(name: str) -> str:
     """The sentence for what is neither here nor the name of a repository, with a near name if there is one."""
     if "/" in name:
-        return f"The folder or file {name!r} does not exist: name one that does, or a model of `kleinlite models`."
+        near = get_close_matches(Path(name).name, [path.name for path in Path(name).parent.glob("*")], 1)
+        way_out = f"there is {near[0]}." if near else "name one that does, or a model of `kleinlite models`."
+        return f"The folder or file {name!r} does not exist: {way_out}"
     known = [*BUNDLED, *MODELS]
     near = get_close_matches(name.lower(), known, 1, cutoff=0.7)
     way_out = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, owner/name, a folder or a file."

@@ -3,8 +3,6 @@
 b batch · n image tokens
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import mlx.core as mx

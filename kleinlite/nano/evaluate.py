@@ -7,8 +7,6 @@ nothing and so has seen no training picture. On clean drawings it must find at l
 (tests/nano/test_evaluate.py); captions are held-out ones.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

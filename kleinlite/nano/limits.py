@@ -3,8 +3,6 @@
 The page Draw says the same, but for typos: `site/live.py` hands these words to its script.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -6,8 +6,6 @@ star here, and a rounded square no circle. *Ripple* is what a flat background do
 deviation, in levels of 255, where nothing stands.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

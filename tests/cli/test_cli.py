@@ -616,6 +616,17 @@ def test_a_list_of_prompts_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     assert run("generate", PROMPT, "--prompts", "list.txt") == 2
 
 
+def test_a_prompt_that_is_too_long_ends_no_list(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("list.txt").write_text(f"a red circle\n{'a red circle ' * 40}\na blue star\n")
+    assert run("generate", "--prompts", "list.txt", "--steps", 1, "-o", "out") == 2
+    assert [name[:4] for name in sorted(os.listdir("out"))] == ["0001", "0003"]
+    told = capsys.readouterr().err
+    assert (
+        re.search("0002-.*png is left out: The prompt has .* tokens", told) and "1 of 3 prompts were left out" in told
+    )
+
+
 def test_watching_changes_no_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     told = ["generate", PROMPT, "--seed", 3, "--steps", 2]

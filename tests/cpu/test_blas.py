@@ -70,6 +70,27 @@ def test_a_temporary_folder_that_is_another_users(tmp_path):
 
 
 @linux
+def test_memory_is_given_back_when_asked():
+    code = """
+import re
+from pathlib import Path
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+([0-9]+)", Path("/proc/self/status").read_text())[1])
+
+cpu.setup()
+x = mx.zeros((25_000_000,))
+mx.eval(x)
+del x
+mx.clear_cache()
+kept = resident()
+cpu.give_back()
+print(kept - resident() > 80_000)
+"""
+    assert fresh(code) == ("True\n", "")
+
+
+@linux
 def test_off_switch():
     code = """
 cpu.setup()

@@ -3,8 +3,6 @@
 A hundredth of the multiplications of klein's own decoder, and pictures that are a little softer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
