@@ -17,7 +17,9 @@ from typing import Any
 
 from .. import __version__
 from ..errors import USER_ERRORS, Parser, run_command
-from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size, read_prompts as read_prompts
+from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size, read_prompts
+
+__all__ = ["main", "make_parser", "read_prompts"]
 
 RAW_HELP = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
@@ -144,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     commands: Any = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     if words and words[0] not in commands and not words[0].startswith("-"):
-        prompt = words[1] if " " in "".join(words[1:2]) else words[0]  # after another word for generate
+        prompt = next((word for word in words[:2] if " " in word), words[0])  # or after another word for generate
         meant = [*get_close_matches(words[0], commands, 1), f'generate "{prompt}"'][0]
         parser.error(f"{words[0]!r} is no command: did you mean `kleinlite {meant}`?")
     args, unknown = parser.parse_known_args(argv)

@@ -97,8 +97,7 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
         seconds = time.perf_counter() - start
         path = job.path if args.output else free_name(job.path)
         if is_first or args.prompts:
-            with ctrl_c(at_once=False):  # it waits until the draft is taken away
-                picture_file.save_picture(picture, path)
+            save(picture, path)
         if is_first:
             about = f"{path}: {picture.width}x{picture.height}, {title}, seed {job.seed}, {seconds:.1f} s"
             print(printable(about), flush=True)
@@ -252,12 +251,17 @@ def list_jobs(args: argparse.Namespace, wish: Wish, seed: int) -> list[Job]:
     ]
 
 
+def save(picture: Image.Image, path: Path) -> None:
+    """Ctrl-C waits until the draft is taken away."""
+    with ctrl_c(at_once=False):
+        picture_file.save_picture(picture, path)
+
+
 def draw(klein: Klein, prompt: str, options: Options, watch: Path | None) -> Image.Image:
     """One picture; watch: the file in which every step is shown."""
     for step in klein.stream(prompt, **options):
         if watch or not step.t_next:
             picture = cast(Image.Image, step.preview(fast=step.t_next > 0))  # of one prompt
         if watch:
-            with ctrl_c(at_once=False):
-                picture_file.save_picture(picture, watch)
+            save(picture, watch)
     return picture

@@ -37,8 +37,9 @@ def reproduction_code(klein: Klein, request: dict, files: list[str]) -> str:
     if files:
         said.append(f"images=[{', '.join(f'Image.open({quoted(name)})' for name in files)}]")
     lines = ["from kleinlite import Klein", *["from PIL import Image"] * bool(files), ""]
-    loras = [(lora["file"], lora["scale"]) for lora in klein.loras.metadata()]
-    loaded = klein._model.metadata() | ({"loras": loras} if loras else {})
+    loaded = klein._model.metadata()
+    if "loras" in loaded:
+        loaded["loras"] = [(lora["file"], lora["scale"]) for lora in loaded["loras"]]
     opened = ", ".join([quoted(klein.info.name), *(f"{name}={value!r}" for name, value in loaded.items())])
     return "\n".join([*lines, f"klein = Klein.from_pretrained({opened})", f"klein({', '.join(said)})"])
 
@@ -158,12 +159,12 @@ class Playground(Panel):
         parts.stop.disabled = False
         parts.progress.value = 0
         parts.progress.max = request["steps"]
-        files = [file["name"] for file in parts.files.value]
         self.show_status("reading the prompt")
-        parts.code.value = reproduction_code(self.klein, request, files)
-        threading.Thread(target=self.show_steps, args=(steps, request, files), daemon=True).start()
+        code = reproduction_code(self.klein, request, [file["name"] for file in parts.files.value])
+        parts.code.value = code
+        threading.Thread(target=self.show_steps, args=(steps, request, code), daemon=True).start()
 
-    def show_steps(self, steps: Iterator[Step], request: dict, files: list[str]) -> None:
+    def show_steps(self, steps: Iterator[Step], request: dict, code: str) -> None:
         """Run in a thread of its own: shows every step, and looks between two of them whether Stop was pressed."""
         parts = self.parts
         info = self.klein.info
@@ -181,7 +182,7 @@ class Playground(Panel):
             words = f"{request['prompt']} · seed {request['seed']} · {clock() - start:.1f} s"
             note = "" if self.klein.loras else describe_limits(info.name, info.size, request["prompt"], *preview.size)
             words += f" · {note}" if note else ""
-            self.add_to_gallery(preview, words, reproduction_code(self.klein, request, files))
+            self.add_to_gallery(preview, words, code)
         except Exception as error:  # nobody else hears of it in a thread
             self.show_status(str(error), "wrong")
         finally:
