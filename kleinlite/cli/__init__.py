@@ -17,9 +17,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import USER_ERRORS, Parser, run_command
-from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size, read_prompts
-
-__all__ = ["main", "make_parser", "read_prompts"]
+from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size, read_prompts as read_prompts
 
 RAW_HELP = argparse.RawDescriptionHelpFormatter
 EXAMPLES = """\
