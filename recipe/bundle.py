@@ -2,7 +2,7 @@
 
     python -m recipe.bundle RUNS              all steps that RUNS has not done yet, in this order:
         train       the whole recipe, into RUNS/recipe: its folder nano is a model to draw with
-        measure     captions, edits, lone things and single shapes, on the development set
+        measure     the card's development column
         install     that model into kleinlite/nano/weights
         adapters    those that come with nano, and kv-edits
         sister      z-nano, which learns from what nano draws
@@ -13,7 +13,8 @@
 
 What compares with diffusers needs it installed: `python tests/goldens/make_nano_golden.py` and
 `make_nano_lora_golden.py` are for the end. Numbers in prose are for whoever reads the pages again.
-notebooks/judge-labels.json needs eyes: `python -m recipe.judge_labels` draws the new nano's pictures to be labeled.
+notebooks/judge-labels.json needs eyes: `python -m recipe.judge_labels notebooks/judge-labels.json sheets` draws the new
+nano's pictures to be labeled.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kleinlite.trainer.run import lock_folder
+from kleinlite.trainer.run import catch_interrupts, lock_folder
 from recipe.z_nano import FILE as SISTER
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +37,7 @@ def train(folder: Path) -> None:
 
 def measure(folder: Path) -> None:
     model = folder / "recipe" / "nano"
-    for question in ((), ("--lone",), ("--edits",), ("--no-op",), ("--shapes",)):
+    for question in ((), ("--reworded",), ("--lone",), ("--edits",), ("--no-op",), ("--shapes",)):
         run("recipe.evaluate", *question, "--model", model)
 
 
@@ -75,9 +76,12 @@ STEPS: dict[str, Callable[[Path], None]] = {
 
 
 def run(module: str, *arguments: object) -> None:
-    """Another program of this repository; its failure is ours."""
+    """Another program of this repository. It hears Ctrl-C too and saves first. If it fails, so do we."""
     print(f"$ python -m {module}", *arguments, flush=True)
-    subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, check=True)
+    with catch_interrupts():
+        status = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT).returncode
+    if status:
+        sys.exit(status)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -29,6 +29,7 @@ from kleinlite.text_encoder import TEMPLATE, tokenize
 from .edits import edit_held_out, instruction, relatives, sample_edit
 from .rewordings import no_op_instruction, reword
 
+GRID = (6, 6)  # image tokens of a picture
 TURNS = (
     "pictures", "add_edits", "edit_pairs", "edits", "pictures", "no_op_edits", "pictures", "edits", "pictures",
     "edit_pairs", "pictures", "no_op_edits", "pictures", "edits", "pictures", "edit_pairs", "pictures", "edits",

@@ -38,7 +38,7 @@ def autoencoder_batch(step: int, batch: int, size: int, crop: int) -> tuple[mx.a
     return mx.stack([x[i, r : r + crop, c : c + crop] for i, r, c in at]), mx.random.key(step)
 
 
-def measure_latents(model: Autoencoder, size: int, count: int = 512) -> None:
+def measure_latents(model: Autoencoder, size: int, count: int) -> None:
     """Fill the autoencoder's batch-norm statistics from `count` drawn scenes."""
     means = [mx.split(model.encoder(draw_samples(range(i, i + 16), size)), 2, axis=-1)[0] for i in range(0, count, 16)]
     mx.eval(means)

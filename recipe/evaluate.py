@@ -255,7 +255,7 @@ def main(argv: list[str] | None = None) -> None:
         "--test", dest="first", action="store_const", const=TEST, default=DEVELOPMENT,
         help="captions or edits of the test set, in place of the development set",
     )  # fmt: skip
-    parser.add_argument("--grid", help="write the pictures, side by side, to this PNG")
+    parser.add_argument("--grid", help="write the pictures, side by side, to this file")
     parser.add_argument("--sweep", type=Path, help="accuracy against steps and guidance of both models, into this JSON")
     parser.add_argument("--gallery", help="only draw the showcase prompts, into this file")
     options = parser.parse_args(argv)

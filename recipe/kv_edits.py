@@ -22,15 +22,13 @@ from kleinlite.sampling import euler, schedule
 from kleinlite.transformer import Transformer
 
 from .adapters import teach
-from .curriculum import edit_allowed
+from .curriculum import GRID, edit_allowed
 from .edits import sample_edit
 
 FILE = Path(__file__).parent / "weights" / "kv-edits.safetensors"
 RANK = 16
 STEPS = 400
 BATCH = 12
-GRID = (6, 6)
-TOKENS = 36
 
 
 def lesson(klein: Klein, step: int) -> tuple[mx.array | Rope, ...]:
@@ -48,8 +46,8 @@ def lesson(klein: Klein, step: int) -> tuple[mx.array | Rope, ...]:
     references = mx.concatenate([z.flatten(1, 2) for z in latents], axis=1)
     txt = klein.encode_prompt([text for _, text, _ in chosen])
     field = velocity_field(klein.transformer, txt, GRID, latents)
-    start = mx.random.normal((BATCH, TOKENS, 128), key=mx.random.key(step))
-    times = schedule(4, TOKENS)
+    start = mx.random.normal((BATCH, GRID[0] * GRID[1], 128), key=mx.random.key(step))
+    times = schedule(4, GRID[0] * GRID[1])
     which = rng.randrange(4)
     steps = list(itertools.islice(euler(field, start, times), which + 1))
     x = start if which == 0 else steps[-2].latents
@@ -61,7 +59,7 @@ def cached_loss(
     net: Transformer, references: mx.array, txt: mx.array, x: mx.array, t: mx.array, velocity: mx.array, rope: Rope
 ) -> mx.array:
     """How far the answer with a cache is from the plain one."""
-    cache = extract_kv(net, references, reference_ids([GRID] * (references.shape[1] // TOKENS)))
+    cache = extract_kv(net, references, reference_ids([GRID] * (references.shape[1] // (GRID[0] * GRID[1]))))
     return ((cached_velocity(net, x, txt, t, rope, cache) - velocity) ** 2).mean()
 
 

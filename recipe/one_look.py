@@ -1,9 +1,9 @@
-"""nano in one look: the adapter "one-look", for chapter 12.
+"""nano in one step: the adapter "one-look", for chapter 12.
 
     python -m recipe.one_look              train it, about forty minutes of one core, and write it
     python -m recipe.one_look --judge      count right pictures with and without, on the test set
 
-A LoRA of nano learns to land in one look where nano's own four steps lead. Regression, and nothing else: no
+A LoRA of nano learns to land in one step where nano's own four steps lead. Regression, and nothing else: no
 discriminator, no data but captions that may be trained on. A step's lesson depends on its number alone.
 """
 
@@ -24,15 +24,13 @@ from kleinlite.training import Batch
 from kleinlite.transformer import Transformer
 
 from .adapters import FOLDER, teach
-from .curriculum import sample_one
+from .curriculum import GRID, sample_one
 
 NAME = "one-look"
 FILE = FOLDER / f"{NAME}.safetensors"
 RANK = 32
 STEPS = 1200
 BATCH = 16
-GRID = (6, 6)
-TOKENS = 36
 
 
 def lesson_captions(step: int) -> Iterator[str]:
@@ -46,35 +44,35 @@ def lesson_captions(step: int) -> Iterator[str]:
 
 
 def jump_loss(net: Transformer, noise: mx.array, picture: mx.array, txt: mx.array, rope: Rope) -> mx.array:
-    """How far the look is from the mean velocity of a whole way, from noise to picture (b, n, 128)."""
+    """Squared error of the velocity to the mean velocity of the whole path, from noise to picture (b, n, 128)."""
     return ((net(noise, txt, 1.0, rope=rope) - (noise - picture)) ** 2).mean()
 
 
 def lesson(klein: Klein, step: int) -> tuple[mx.array | Rope, ...]:
     """Noise, the latents where nano's four steps lead, both (b, n, 128), features, and the rope."""
     txt = klein.encode_prompt(list(islice(lesson_captions(step), BATCH)))
-    noise = mx.random.normal((BATCH, TOKENS, 128), key=mx.random.key(step))
+    noise = mx.random.normal((BATCH, GRID[0] * GRID[1], 128), key=mx.random.key(step))
     rope = klein.transformer.rope(image_ids(*GRID), text_ids(klein.info.max_length))
     *_, picture = own_path(klein.transformer, noise, Batch(noise, txt, rope))
     return noise, picture, txt, rope
 
 
-def whole_pictures(cases: list, looks: int, loras: tuple[str, ...] = ()) -> list[bool]:
+def whole_pictures(cases: list, steps: int, loras: tuple[str, ...] = ()) -> list[bool]:
     """Which captions are answered in full."""
     klein = Klein.from_pretrained("nano", loras=loras)
-    pictures = draw_all(klein, [caption for _, caption in cases], steps=looks)
+    pictures = draw_all(klein, [caption for _, caption in cases], steps=steps)
     return [all(result.values()) for result in examine(pictures, cases)]
 
 
 def judge(number: int) -> None:
-    """Print the share of whole pictures of each row, and its difference from nano's four looks by pairs."""
+    """Print how many pictures of each row have everything right, and the paired difference from nano's four steps."""
     cases = held_out_captions(number, TEST)
     four = whole_pictures(cases, 4)
     rows = {
-        "four looks": four,
-        "two looks": whole_pictures(cases, 2),
-        "one look": whole_pictures(cases, 1),
-        "one look, with one-look": whole_pictures(cases, 1, (NAME,)),
+        "four steps": four,
+        "two steps": whole_pictures(cases, 2),
+        "one step": whole_pictures(cases, 1),
+        "one step, with one-look": whole_pictures(cases, 1, (NAME,)),
     }
     print(f"nano, {number} captions of the test set")
     for title, right in rows.items():
@@ -83,16 +81,14 @@ def judge(number: int) -> None:
         pairs = list(zip(four, right))
         p = sign_test(pairs.count((False, True)), pairs.count((True, False)))
         print(f"{title:26} {sum(right):4} whole, {100 * low:.0f} to {100 * high:.0f} %", end="; ")
-        print(f"less than four looks by {-100 * change:.1f} ± {100 * error:.1f} points, p = {p:.3f}")
+        print(f"{-100 * change:.1f} ± {100 * error:.1f} points below four steps, p = {p:.3f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train or judge the adapter for one look.")
+    parser = argparse.ArgumentParser(description="Train or judge the adapter for one step.")
     parser.add_argument("--judge", action="store_true", help="count right pictures with and without")
-    parser.add_argument("--captions", type=int, default=300, metavar="N", help="for --judge (default: %(default)s)")
-    options = parser.parse_args()
-    if options.judge:
-        judge(options.captions)
+    if parser.parse_args().judge:
+        judge(300)
     else:
         teach(FILE, jump_loss, lesson, RANK, STEPS, rate=1e-3)
 

@@ -48,7 +48,7 @@ from kleinlite.scenes import (
     shape_corners,
 )
 from kleinlite.text_encoder import TextEncoder, tokenize
-from kleinlite.training import Batch, encode_batch, join_references
+from kleinlite.training import Batch, encode_batch
 from kleinlite.transformer import Transformer
 
 from .curriculum import allowed_scenes, sample_one
@@ -94,7 +94,7 @@ def redraw_loss(student: Transformer, x: mx.array, batch: Batch, segment: int) -
     """From its own latents x (b, n, 128) before step `segment`, the student's velocity against the straight way to
     batch.clean, the latents of the drawing."""
     t = schedule(STUDENT_STEPS, x.shape[1])[segment]
-    velocity = student(join_references(x, batch.references), batch.txt, t, rope=batch.rope)[:, : x.shape[1]]
+    velocity = student(x, batch.txt, t, rope=batch.rope)
     return ((velocity - (x - batch.clean) / t) ** 2).mean()
 
 
@@ -155,11 +155,6 @@ def accepted(picture: Image.Image, scene: Scene, caption: str) -> tuple[Scene, l
     return seen if difference(picture, draw_shapes(*seen, picture.width)) < FARTHEST else None
 
 
-def accept_all(pictures: list[Image.Image], cases: list[tuple[Scene, str]]) -> list[tuple[Scene, list[Spot]] | None]:
-    """`accepted`, of each picture and its case."""
-    return [accepted(picture, *case) for picture, case in zip(pictures, cases)]
-
-
 def widened(seen: Sequence[tuple[Scene, list[Spot]]], wider: Sequence[float] = WIDER[0]) -> list[list[Spot]]:
     """The spots, further from the mean of those of the same kind and place in as many shapes."""
     groups: defaultdict[tuple[str, str, int], list[Spot]] = defaultdict(list)
@@ -199,8 +194,9 @@ def draw_again(
         noise = mx.random.normal((len(some), grid[0] * grid[1], 128), key=mx.random.key(first + i))
         path = own_path(student, noise, encode_batch(student, text_encoder, grid, noise, noise[:, :0], ids, mask))
         whole = mx.stack(path, axis=1)
-        for j, found in enumerate(accept_all(to_images(autoencoder.decode(path[-1].reshape(-1, *grid, 128))), some)):
-            if found:
+        drawn = to_images(autoencoder.decode(path[-1].reshape(-1, *grid, 128)))
+        for j, (picture, case) in enumerate(zip(drawn, some)):
+            if found := accepted(picture, *case):
                 seen.append(found)
                 kept.append((whole[j], ids[j], mask[j]))
         mx.eval(kept)

@@ -61,7 +61,7 @@ class Own(NamedTuple):
         rng = random.Random(step)
         failed = np.array(self.failed)
         halves = (np.flatnonzero(failed), np.flatnonzero(~failed))
-        rows = mx.array([rng.choice(half.tolist()) for half in halves if len(half) for _ in range(pictures // 2)])
+        rows = mx.array([rng.choice(half.tolist()) for half in halves for _ in range(pictures // 2)])
         x = self.path[rows, segment]
         stays = expected(self.path[rows], segment)
         target = mx.where(self.failed[rows][:, None, None], self.target[rows], stays)

@@ -38,11 +38,7 @@ def reword(rng: random.Random, text: str) -> str:
 def no_op_instruction(rng: random.Random, scene: Scene) -> str:
     """An instruction about a thing that is not in the scene: the picture should stay as it is."""
     there = {thing.kind for thing in scene.things}
-    kinds = (
-        thing_colors(scene.ground)
-        if rng.random() < 0.7
-        else {**{kind: tuple(COLORS) for kind in SHAPES}, **LAND_THINGS}
-    )
+    kinds = thing_colors(scene.ground) if rng.random() < 0.7 else (*SHAPES, *LAND_THINGS)
     kind = rng.choice([kind for kind in (*kinds, *SHAPES) if kind not in there])
     other = rng.choice([k for k in (*SHAPES, *LAND_THINGS) if k != kind])
     return rng.choice((

@@ -37,7 +37,7 @@ def circle_scenes(first: int) -> dict[str, tuple[Scene, str]]:
 
 
 def report(name: str, pictures: dict[str, list[Image.Image]], first: int) -> None:
-    """Print what the judge says of pictures of large and small circles."""
+    """Print the roundness error of large and of small circles, by the second judge."""
     print(name)
     for size, (scene, _) in circle_scenes(first).items():
         mean, error = mean_and_error([dents(picture, scene.things) for picture in pictures[size]])

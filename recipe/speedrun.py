@@ -35,11 +35,11 @@ from kleinlite.trainer.run import Run, catch_interrupts, lock_folder, read_array
 from kleinlite.training import encode_batch, flow_loss, initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 
-from .curriculum import Curriculum, make_lessons
+from .curriculum import GRID, Curriculum, make_lessons
 from .evaluate import contact_sheet
 from .saving import save_transformer
 from .stages import load_average
-from .training import GRID, LAST, SAMPLES
+from .training import LAST, SAMPLES
 
 GIVEN = ("vae", "text_encoder", "tokenizer", "scheduler")  # parts of nano that nobody has to train
 JUDGED_FROM = 40_000_000  # held-out scenes of these seeds are judged: others than nano's own tables use
@@ -149,12 +149,14 @@ class Speedrun:
                     log.curve.append((run.step, log.loss))
                 if look:
                     log.looks += 1
-                    run.save()
+                    self.save(run)
                     self.draw_samples()
                 now = self.clock()
                 log.spent += now - last
                 last = now
                 learning = self.set_rates()
+                if not learning:
+                    log.curve.append((run.step, log.loss))
                 bar.set_postfix(step=run.step, loss=f"{log.loss:.3f}", refresh=False)
                 bar.update(round(log.spent) - bar.n)
                 if look or pressed or not learning:

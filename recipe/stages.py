@@ -22,7 +22,7 @@ from kleinlite.trainer.run import ANOTHER, BUSY, Run, lock_folder, read_arrays
 from kleinlite.training import training_step
 
 M = TypeVar("M", bound=nn.Module)
-RANK_OFFSET = 72_000  # process r takes the batches from step r · RANK_OFFSET on: other ones, of the same kinds
+RANK_OFFSET = 72_000  # process r takes the batches from step r · RANK_OFFSET on
 MISSING = "{} is missing: train that stage first (or leave out --stage to train all)."
 
 
@@ -68,7 +68,7 @@ def lock_shared_folder(folder: Path) -> Iterator[None]:
 
 
 class SharedRun(Run):
-    """A run of all processes: each trains on batches of its own, so n of them make batches n times as large.
+    """A run of all processes. Each trains on batches of its own, and they average their gradients.
 
     The first one reads and writes the file; the others are told what is in it.
     """
@@ -127,9 +127,10 @@ def load_average(path: Path, module: M) -> M:
         raise UserError(MISSING.format(path))
     prefix = "average."
     arrays, _ = read_arrays(path)
+    # The latents' statistics are measured, not trained: no average has them.
     average = {k[len(prefix) :]: w for k, w in arrays.items() if k.startswith(prefix)}
     shapes = {k: w.shape for k, w in leaves(module.parameters())}
-    if not average or any(shapes.get(k) != w.shape for k, w in average.items()):  # a stage may train only a part
+    if not average or any(shapes.get(k) != w.shape for k, w in average.items()):
         raise UserError(ANOTHER.format(path))
     module.update(tree_unflatten(list(average.items())))
     return module

@@ -31,6 +31,7 @@ from kleinlite.files import replace_file
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import load_tokenizer
 from kleinlite.nano.data import draw_scenes, encode_scenes
+from kleinlite.nano.evaluate import SIZE
 from kleinlite.sampling import noised, schedule
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig, next_token_logits, tokenize
 from kleinlite.trainer.run import read_arrays, train_with_progress, write_arrays
@@ -46,7 +47,7 @@ from kleinlite.training import (
 )
 from kleinlite.transformer import Transformer, TransformerConfig
 
-from .curriculum import GUIDANCE, Curriculum, make_lessons
+from .curriculum import GRID, GUIDANCE, Curriculum, make_lessons
 from .data import autoencoder_batch, held_out_scenes, measure_latents, psnr, text_batch, train_tokenizer
 from .evaluate import contact_sheet
 from .redraw import APART as REDRAW_APART, FIRST as REDRAW_FROM, WIDER, Redrawn, draw_again, redraw_loss
@@ -67,8 +68,7 @@ STEPS = {
     "autoencoder": 5000, "text_encoder": 1000, "transformer": 16_000, "distill": 4500, "redraw": 600, "repair": 120
 }  # fmt: skip
 STAGES = (*STEPS, "export")
-GRID = (6, 6)
-HELD_OUT = 10_000_000  # scenes from this seed on measure the autoencoder and the text encoder while they learn
+HELD_OUT = 10_000_000  # the seed whose scenes measure the autoencoder, the step whose sentences the text encoder
 LAST = ("linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaLN_modulation.1", "lin")  # begin small
 READS = {  # what a stage needs from the ones before
     "autoencoder": (), "text_encoder": (), "transformer": ("autoencoder", "text_encoder"),
@@ -132,11 +132,10 @@ class RecipeConfig:
     transformer: TransformerConfig = TransformerConfig(
         double_blocks=2, single_blocks=5, heads=4, axes=(16, 16, 16, 16), d_text=288, mlp_ratio=1.5
     )
-    size: int = 96  # pixels
     pictures: int = 22_000
     edits: int = 8_000
     families: int = 600
-    own_pictures: int = 3000  # that redraw draws again
+    own_pictures: int = 3000  # that the student draws in each round of redraw and repair
     batch: int = 32
     every: int = 200  # steps between two looks
     statistics: int = 512  # scenes whose latents are measured
@@ -205,7 +204,7 @@ class Recipe:
         """The trained autoencoder, with the statistics of its latents."""
         if "autoencoder" not in self.parts:
             model = self.load("autoencoder", Autoencoder(self.cfg.autoencoder))
-            measure_latents(model, self.cfg.size, self.cfg.statistics)
+            measure_latents(model, SIZE, self.cfg.statistics)
             self.parts["autoencoder"] = model
         return self.parts["autoencoder"]
 
@@ -226,10 +225,9 @@ class Recipe:
         path = self.file("latents")
         autoencoder = self.load_autoencoder()
         if is_rank_zero():
-            made = self.file("autoencoder")
-            stale = path.exists() and made.exists() and made.stat().st_mtime > path.stat().st_mtime
-            if not path.exists() or stale or len(read_arrays(path)[0]["latents"]) != len(lessons.scenes):
-                rows = encode_scenes(autoencoder, lessons.scenes, cfg.size, lambda i: tqdm(i, desc="encoding scenes"))
+            current = path.exists() and path.stat().st_mtime >= self.file("autoencoder").stat().st_mtime
+            if not current or len(read_arrays(path)[0]["latents"]) != len(lessons.scenes):
+                rows = encode_scenes(autoencoder, lessons.scenes, SIZE, lambda i: tqdm(i, desc="encoding scenes"))
                 write_arrays(path, {"latents": rows})
         copy_from_rank_zero(path)
         latents = read_arrays(path)[0]["latents"]
@@ -243,14 +241,14 @@ class Recipe:
         model = Autoencoder(cfg.autoencoder)
         initialize(model, mx.random.key(0), damp=("conv2", "proj_out"))
         optimizer = autoencoder_optimizer(cfg.steps["autoencoder"])
-        pixels = draw_scenes(held_out_scenes(HELD_OUT, 16), cfg.size)
+        pixels = draw_scenes(held_out_scenes(HELD_OUT, 16), SIZE)
 
         def report() -> str:
             averaged = load_average(self.file("autoencoder"), Autoencoder(cfg.autoencoder))
             return f"held-out PSNR {psnr(averaged.decode(averaged.encode(pixels)), pixels):.2f} dB"
 
         def batches(step: int) -> tuple[mx.array, ...]:
-            return autoencoder_batch(step, share(16), cfg.size, cfg.size // 2)
+            return autoencoder_batch(step, share(16), SIZE, SIZE // 2)
 
         self.train("autoencoder", model, optimizer, autoencoder_loss, batches, report, decay=0.995)
 
@@ -297,7 +295,7 @@ class Recipe:
         self.train("transformer", model, optimizer, loss, self.curriculum(), report, decay=0.999)
 
     def distill(self) -> None:
-        """Four looks in place of twenty steps with two each."""
+        """Each of the student's four steps replaces two guided steps of the teacher."""
         text_encoder = self.load_text_encoder()
         teacher = self.load("transformer", Transformer(self.cfg.transformer))
         student = self.load("transformer", Transformer(self.cfg.transformer))
@@ -402,7 +400,7 @@ class Recipe:
         text_encoder = self.load_text_encoder()
         autoencoder = self.load_autoencoder()
         if is_rank_zero():
-            save_encoders(folder, autoencoder, self.cfg.autoencoder, self.cfg.size, text_encoder, tokenizer)
+            save_encoders(folder, autoencoder, self.cfg.autoencoder, SIZE, text_encoder, tokenizer)
             save_transformer(folder, transformer, text_encoder.cfg, distilled)
 
     def draw_samples(self, name: str, distilled: bool) -> str:

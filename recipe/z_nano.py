@@ -36,7 +36,7 @@ from kleinlite.training import encode_batch, flow_optimizer, initialize
 from kleinlite.transformer import sequential
 from kleinlite.z_image import PLAIN_TEMPLATE, ZImageTransformer, caption_ids, static_schedule
 
-from .curriculum import Curriculum, make_lessons
+from .curriculum import GRID, Curriculum, make_lessons
 from .stages import (
     RANK_OFFSET,
     SharedRun,
@@ -45,17 +45,17 @@ from .stages import (
     leaves,
     load_average,
     lock_shared_folder,
+    share,
 )
 
 FILE = Path(__file__).parent / "weights" / "z-nano.safetensors"
-GRID = (6, 6)
 TOKENS = 32  # of a caption, pads included
 STEPS = 8
 WALKS = 16_000
 HELD_OUT = 128  # of them
 PICTURES = 22_000  # of the curriculum, whose captions are drawn
 TRAINING_STEPS = 2_600  # of the bundled one the first 2,000 were made with a rate that would have fallen until 2,800
-BATCH = 16  # of each process
+BATCH = 32
 FIRST = 90_000_000  # seed of the first caption and the first noise
 # How often each of the eight steps is learned: first more of those that draw outlines, then of those that decide what
 # stands where, which take longest.
@@ -67,7 +67,7 @@ def keep_walks(
 ) -> dict[str, mx.array]:
     """klein-nano's ways to `number` captions of its curriculum.
 
-    path: its latents before, between and behind its four steps, (number, 5, n, 128), float16. ids, mask: the tokens of
+    path: its latents before and after each of its four steps, (number, 5, n, 128), float16. ids, mask: the tokens of
     the captions as Z-Image reads them, (number, m).
     """
     encoder = klein.text_encoder
@@ -163,9 +163,10 @@ def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None
 
         def batches(number: int) -> tuple[mx.array, ...]:
             rng = random.Random(number)
-            rows = rng.sample(range(len(kept["ids"]) - HELD_OUT), BATCH)
+            k = share(BATCH)
+            rows = rng.sample(range(len(kept["ids"]) - HELD_OUT), k)
             weights = WEIGHTS[max(first for first in WEIGHTS if first <= number % RANK_OFFSET)]
-            return take(mx.array(rows), mx.array(rng.choices(range(STEPS), weights, k=BATCH)))
+            return take(mx.array(rows), mx.array(rng.choices(range(STEPS), weights, k=k)))
 
         def report() -> str:
             averaged = load_average(run.path, ZImageTransformer(CONFIG))

@@ -22,7 +22,6 @@ from recipe.training import STEPS, RecipeConfig
 
 GRID = (6, 6)
 CONFIG = AutoencoderConfig(channels=(8, 8, 16, 16), layers=1, groups=4)
-FINISHED = replace(CONFIG, decoder_channels=(16, 16, 32, 32))
 
 
 @pytest.fixture(name="world", scope="module")
@@ -39,7 +38,8 @@ def small_world():
 
 
 SMALL = RecipeConfig(
-    autoencoder=FINISHED, text_encoder=TextEncoderConfig(2097, 24, 40, 4, 4, 2, 8, out_layers=(1, 2, 3), max_length=32),
+    autoencoder=replace(CONFIG, decoder_channels=(16, 16, 32, 32)),
+    text_encoder=TextEncoderConfig(2097, 24, 40, 4, 4, 2, 8, out_layers=(1, 2, 3), max_length=32),
     transformer=TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72), pictures=40, edits=200, families=4, batch=8,
     every=2, statistics=16, own_pictures=6, steps=dict.fromkeys(STEPS, 2),
 )  # fmt: skip

@@ -38,7 +38,6 @@ def test_a_batch_is_of_the_kind_that_its_step_says(world):
         if kind == "no_op_edits":
             assert mx.array_equal(clean, references)
     assert {data.student_batch(step)[-1] for step in range(7)} == set(SEGMENTS) == {0, 1, 2, 3}
-    assert [lesson.texts for lesson in data.choose(1, random.Random(1))]
 
 
 def test_a_landscape_is_guided_once_its_layout_stands(world):

@@ -1,5 +1,6 @@
 """The recipe as a program: it leaves a model, goes on where it was, and tells mistakes in a sentence."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,9 @@ def test_two_trainings_do_not_share_a_folder(tmp_path, capsys):
 @pytest.fixture
 def kind_ruler(monkeypatch):
     """Untrained nets draw nothing that could be measured: take it for what was asked."""
+    right = itertools.cycle((True, False))
     monkeypatch.setattr(redraw, "accepted", lambda picture, scene, caption: (scene, shape_spots(scene)))
+    monkeypatch.setattr(repair, "shows", lambda *_: next(right))
     monkeypatch.setattr(repair, "find_mates", lambda path, seen, cases, previews: dict.fromkeys(previews, 0))
 
 

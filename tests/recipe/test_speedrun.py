@@ -98,4 +98,3 @@ def test_other_mistakes_get_one_too(tmp_path):
 
 def test_the_learning_rate_follows_the_clock():
     assert [rate_at(share) for share in (0.0, 0.01, 0.02, 0.5, 0.75, 1.0)] == [0.01, 0.5, 1.0, 1.0, 0.5, 0.01]
-    assert SpeedrunConfig().transformer.d_text == 288, "what the given text encoder says"
