@@ -14,12 +14,12 @@ PAGE = """\
 
 {answer}
 
-<p><img src="images/how-fast.png" alt="Seconds and GFLOP/s of each stage, beside a plain product and a plain copy"></p>
+<p><img src="images/how-fast.png" alt="Seconds and GFLOP/s of each stage, against a plain matmul and a plain copy"></p>
 
 Where blue lies left of orange, kleinlite is faster. The black lines are the machine's limit: its fastest matmul in
 float32, and its fastest copy.
 
-The programs take turns on one machine, with random weights, in float32 on a CPU. Seconds are the best of {turns} runs.
+The programs take turns on one CPU, in float32 unless the row says otherwise. Seconds are the best of {turns} runs.
 *Ratio* is kleinlite's time over that of diffusers: below 1 we are faster.
 
 {table}
@@ -79,7 +79,7 @@ def write_answer(found: dict) -> str:
         return "On this machine nothing was measured beside diffusers."
     slower = sum(round(ratio, 2) > 1 for ratio in ratios.values())  # as it is printed
     return (
-        f"On this machine, kleinlite’s time over diffusers’ is {', '.join(said)}. "
+        f"On this machine kleinlite takes this share of diffusers’ time: {', '.join(said)}. "
         f"It is slower in {slower} of {len(ratios)} stages."
     )
 

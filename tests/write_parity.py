@@ -100,8 +100,8 @@ also draws klein-nano's files as they are: five pictures differ by {levels:.0f} 
 
 - **The released weights, Metal and CUDA**, which we have [not run](not_run_yet.md).
 - **bfloat16**, which is what a GPU computes in.
-- **The reference's own choices.** Where diffusers and the original code differ, we follow diffusers. We refuse a prompt
-  of more than 512 tokens, which it cuts.
+- **The reference's own choices.** Where diffusers and klein's original code differ, we follow diffusers. We refuse
+  prompts of more than 512 tokens, which it cuts.
 
 ## Run it yourself
 

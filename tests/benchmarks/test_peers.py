@@ -43,7 +43,7 @@ def test_the_table_and_the_notes_say_what_was_measured():
 
 def test_the_answer_is_what_was_measured():
     answer = write_answer(measured())
-    assert "time over diffusers’ is 0.50 for three blocks of the 4B, 0.50 for a picture of klein-nano" in answer
+    assert "share of diffusers’ time: 0.50 for three blocks of the 4B, 0.50 for a picture of klein-nano" in answer
     shared = sum("diffusers" in programs for programs in measured()["stages"].values())
     assert answer.endswith(f" It is slower in 1 of {shared} stages.")
     alone = measured() | {"stages": {"picture": measured()["stages"]["picture"]}}
