@@ -169,17 +169,14 @@ class Recipe:
     ) -> None:  # fmt: skip
         """One stage, or a round of one: train to its last step, with a line in RUNS/log at each look."""
         run = SharedRun(self.file(name), model, optimizer, decay=decay)
-        started = time.perf_counter()
         first = run.step
+        started = time.perf_counter()
 
-        def write_log() -> str:
-            text = report()
-            seconds = (time.perf_counter() - started) / max(1, run.step - first)
-            with (self.folder / "log").open("a", encoding="utf-8") as file:
-                file.write(f"{name} {run.step}: {text}, {seconds:.2f} s per step\n")
-            return text
+        def timed() -> str:
+            return f"{report()}, {(time.perf_counter() - started) / (run.step - first):.2f} s per step"
 
-        train_with_progress(run, self.cfg.steps[name.partition("-")[0]], loss, batches, write_log, self.cfg.every)
+        steps = self.cfg.steps[name.partition("-")[0]]
+        train_with_progress(run, steps, loss, batches, timed, self.cfg.every, log=self.folder / "log")
 
     def load(self, name: str, module: nn.Module) -> Any:
         """A part as an earlier stage left it, frozen."""

@@ -172,13 +172,10 @@ def train(folder: Path, steps: int = TRAINING_STEPS, walks: int = WALKS) -> None
             averaged = load_average(run.path, ZImageTransformer(CONFIG))
             rows = mx.arange(len(kept["ids"]) - HELD_OUT, len(kept["ids"]))
             held = [loss(averaged, *take(rows, mx.full(rows.shape, i))).item() for i in range(STEPS)]
-            text = "held out, step by step: " + " ".join(f"{value:.3f}" for value in held)
-            with (folder / "log").open("a", encoding="utf-8") as file:
-                file.write(f"{run.step}: {text}\n")
-            return text
+            return "held out, step by step: " + " ".join(f"{value:.3f}" for value in held)
 
         run = SharedRun(folder / "run.safetensors", new_network(), flow_optimizer(steps), decay=0.998)
-        train_with_progress(run, steps, loss, batches, report)
+        train_with_progress(run, steps, loss, batches, report, log=folder / "log")
         if is_rank_zero():
             write_bundle(folder / FILE.name, load_average(run.path, ZImageTransformer(CONFIG)))
 

@@ -25,9 +25,6 @@ BUSY = "Another training is at work in {}: wait until it ends, or name another f
 ANOTHER = "{} holds another network than this one: delete it, or use another folder."
 
 
-# ---------------------------------------------------------------- files
-
-
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Make a folder and keep other trainings out of it. Raises UserError if one is at work there."""
@@ -53,9 +50,6 @@ def write_arrays(path: Path, arrays: dict[str, mx.array], metadata: dict[str, st
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as draft:
         mx.save_safetensors(str(draft), arrays, metadata)
-
-
-# ---------------------------------------------------------------- the run
 
 
 class Run:
@@ -155,11 +149,11 @@ def catch_interrupts() -> Iterator[list[int]]:
 def train_with_progress(
     run: Run, until: int, loss: Callable[..., mx.array], batches: Callable[[int], Iterable[Any]],
     report: Callable[[], str], every: int = 200, make_step: Callable[..., Callable[..., mx.array]] = training_step,
-    title: str = "",
+    title: str = "", log: Path | None = None,
 ) -> None:  # fmt: skip
     """Train with a progress bar; save and report every so many steps. Ctrl-C saves after the step, then raises.
 
-    title: of the bar; the file's name if not given.
+    title: of the bar; the file's name if not given. log: a file that gets every report, too.
     """
     title = title or run.path.stem
     quiet = not (run.is_first and sys.stderr.isatty())  # in a log the lines below are enough
@@ -177,5 +171,9 @@ def train_with_progress(
                 bar.close()
                 raise KeyboardInterrupt
             if due and run.is_first:
-                bar.write(f"{title} {run.step}: loss {recent:.4f}, {report()}")
+                line = f"{title} {run.step}: loss {recent:.4f}, {report()}"
+                bar.write(line)
+                if log:
+                    with log.open("a", encoding="utf-8") as file:
+                        file.write(f"{line}\n")
     bar.close()
