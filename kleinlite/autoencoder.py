@@ -8,7 +8,7 @@ Letters: b pictures, H and W pixels, c channels, gh and gw rows and columns of l
 Sources: the released FLUX.2 autoencoder (names, shapes, norm of the latents), as diffusers' AutoencoderKLFlux2 runs
 it.
 
-Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal 209915ad)
+Promoted from notebooks/01_autoencoder.ipynb: edit there, then run `make promote`. (seal e5e0253c)
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class AutoencoderConfig:
 
     @classmethod
     def tiny(cls) -> "AutoencoderConfig":
-        """A few thousand weights, for tests and for looking at shapes."""
+        """175,059 weights, for tests and for looking at shapes."""
         return cls(channels=(8, 16, 24, 24), layers=1, groups=4)
 
 

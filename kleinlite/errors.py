@@ -47,7 +47,7 @@ USER_ERRORS = (UserError, FileError, MemoryLimitError)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with a sentence in place of the usage block."""
+    """argparse, with a sentence instead of the usage block."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
@@ -70,7 +70,7 @@ def printable(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """The text, without its middle if it has more than so many characters."""
+    """The text, without its middle if it is longer than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
 
 

@@ -90,7 +90,7 @@ def lock(path: str | Path) -> Iterator[None]:
 
 
 def check_disk_space(folder: Path, nbytes: int) -> None:
-    """Refuse to write so many bytes where the disk has fewer left. Raises FileError."""
+    """Refuse to write more bytes than the disk has left. Raises FileError."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(existing).free
     if nbytes > free:

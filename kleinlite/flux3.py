@@ -9,7 +9,7 @@ tokens, d width, s where a step ends.
 Sources: names and constants: diffusers' transformer_flux3.py, mflux 0.24 and flux3-mlx 0.1, not the released files,
 which are gated and which we have not seen. Flow maps: Boffi et al. 2024, arXiv 2406.07507.
 
-Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal f1524dd6)
+Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 6d3f277f)
 """
 
 import math
@@ -46,7 +46,7 @@ class Flux3Config(flux2.TransformerConfig):
 
 
 class ParallelBlock(nn.Module):
-    """FLUX.2's single block, its two matrices cut into six: attention beside MLP. (b, rows, d) → (b, rows, d)"""
+    """FLUX.2's single block, its two matrices cut into six: attention next to MLP. (b, rows, d) → (b, rows, d)"""
 
     def __init__(self, cfg: Flux3Config):
         super().__init__()

@@ -63,7 +63,7 @@ class Step:
     def preview(self, fast: bool = False) -> Pictures:
         """The clean picture that the model expects from here; after the last step, the picture itself.
 
-        fast: by one matrix in place of the decoder: as large, but blurred, and next to no work.
+        fast: by one matrix instead of the decoder: as large, but blurred, and next to no work.
         """
         return run_serialized(lambda: self.decode(self.latents - self.t_next * self.velocity, fast))
 
@@ -299,7 +299,7 @@ class Klein:
 
     @property
     def text_encoder(self) -> TextEncoder:
-        """The text encoder; whoever asks for a part keeps it in memory, with what they change in it."""
+        """The text encoder; once asked for, a part stays in memory, with your changes to it."""
         return self._model.parts.pin("text_encoder")
 
     @property

@@ -7,7 +7,7 @@ Letters: s tokens of text and picture, d width. FLOPs are floating-point operati
 Sources: two operations per weight and token: Kaplan et al. 2020, arXiv 2001.08361. The roofline: Williams et al.
 2009, doi 10.1145/1498765.1498785. `ACTIVATIONS` is fitted to `python -m benchmarks.picture`.
 
-Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal c4a69784)
+Promoted from notebooks/09_memory.ipynb: edit there, then run `make promote`. (seal 883af2d1)
 """
 
 from collections.abc import Callable, Hashable
@@ -35,7 +35,7 @@ def count_parameters(kind: Callable[[Any], nn.Module], cfg: Hashable) -> int:
         cfg = replace(cfg, layers=max(cfg.out_layers), tied=True)
     weights: dict[str, mx.array] = dict(tree_flatten(kind(cfg).parameters()))
     if isinstance(cfg, TextEncoderConfig):
-        del weights["norm.weight"]  # stands behind the last layer, above every tap
+        del weights["norm.weight"]  # comes after the last layer, above every tap
     return sum(w.size for w in weights.values())
 
 

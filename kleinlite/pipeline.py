@@ -8,7 +8,7 @@ Letters: b pictures, n picture tokens, m text tokens, H and W pixels, gh and gw 
 Sources: the call, its rounding and its references: diffusers' Flux2KleinPipeline. References as further tokens:
 Labs et al. 2025 (FLUX.1 Kontext), arXiv 2506.15742.
 
-Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal a01437b2)
+Promoted from notebooks/06_pipeline.ipynb: edit there, then run `make promote`. (seal 5b17fe7a)
 """
 
 import math
@@ -73,7 +73,7 @@ def velocity_field(
 ) -> Field:
     """Where to go from latents x at noise level t, for a picture of `grid` tokens.
 
-    txt: text features (b, m, f). references: latents (b, gh, gw, 128), a picture each. attention_fn: in place of
+    txt: text features (b, m, f). references: latents (b, gh, gw, 128), a picture each. attention_fn: instead of
     chapter 5's, to look inside.
     """
     n = grid[0] * grid[1]

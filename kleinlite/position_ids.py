@@ -7,7 +7,7 @@ Letters: b pictures, s tokens, nh heads, hd channels of a head, gh and gw rows a
 Sources: the released FLUX.2 transformer (the four axes, their order and theta), as diffusers' Flux2PosEmbed
 computes them.
 
-Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal fdf5fdc4)
+Promoted from notebooks/02_position_ids.ipynb: edit there, then run `make promote`. (seal f4dd56d0)
 """
 
 import mlx.core as mx
@@ -43,7 +43,7 @@ def rope_table(ids: mx.array, axes: tuple[int, ...] = (32, 32, 32, 32), theta: f
     """Cosines and sines of every token's angles: ids (s, 4) → two arrays (s, hd/2), hd = sum(axes).
 
     Axis a owns axes[a] channels, that is axes[a]/2 angles position·theta^(-2r/axes[a]). float32 always: bfloat16
-    would make 512 of position 511.
+    would round position 511 to 512.
     """
     per_axis = [
         ids[..., i, None].astype(mx.float32) * theta ** (-mx.arange(0, dim, 2, dtype=mx.float32) / dim)

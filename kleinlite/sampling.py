@@ -9,7 +9,7 @@ Sources: rectified flow: Liu et al. 2022, arXiv 2209.03003. Flow matching: Lipma
 Classifier-free guidance: Ho and Salimans 2022, arXiv 2207.12598. The constants of `empirical_mu`:
 compute_empirical_mu in the FLUX.2 authors' and diffusers' code.
 
-Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal dc587e5f)
+Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal 985a23ca)
 """
 
 import math
@@ -61,7 +61,7 @@ def schedule(steps: int, n: int) -> list[float]:
 class EulerStep(NamedTuple):
     """One step of the loop: at noise level t the velocity was `velocity`, which led to `latents` at t_next."""
 
-    index: int  # type: ignore[assignment]  # a step's number, in place of tuple.index
+    index: int  # type: ignore[assignment]  # a step's number, instead of tuple.index
     t: float
     t_next: float
     velocity: mx.array

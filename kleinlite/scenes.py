@@ -220,7 +220,7 @@ def shape_corners(kind: str, x: float, y: float, r: float) -> list[tuple[float, 
 
 
 class Canvas:
-    """ImageDraw with fractions of the side in place of pixels."""
+    """ImageDraw with fractions of the side instead of pixels."""
 
     def __init__(self, size: int):
         self.side = size * OVERSAMPLE

@@ -7,7 +7,7 @@ Letters: b pictures, s tokens = m text + n picture tokens, d width, N machines.
 Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Keys and values sent round: Liu
 et al. 2023 (ring attention), arXiv 2310.01889.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal d51fe261)
+Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal 09126760)
 """
 
 import math
@@ -61,7 +61,7 @@ def head_counts(module: nn.Module) -> dict[str, int]:
 
 
 def common_divisor(network: nn.Module) -> int:
-    """A network can be shared evenly by so many machines, and by each divisor of that number."""
+    """A network can be shared evenly by this many machines, and by each divisor of that number."""
     counts = [count for module in network.modules() for count in head_counts(module).values()]
     layers = linear_layers(network)
     for path, (axis, segments) in find_cuts(network).items():
@@ -72,7 +72,7 @@ def common_divisor(network: nn.Module) -> int:
 
 
 def check_shares(network: nn.Module, size: int) -> None:
-    """Raises UserError if so many machines cannot share a network evenly."""
+    """Raises UserError if this many machines cannot share a network evenly."""
     divisor = common_divisor(network)
     if divisor % size:
         able = ", ".join(str(n) for n in range(1, divisor + 1) if divisor % n == 0)

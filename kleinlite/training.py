@@ -11,7 +11,7 @@ shifted times: Esser et al. 2024, arXiv 2403.03206; densities of times as weight
 2303.00848; Muon: Jordan et al. 2024, kellerjordan.github.io/posts/muon; AdamW: Loshchilov and Hutter 2017, arXiv
 1711.05101.
 
-Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 0152ef75)
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal b1fc6420)
 """
 
 import math
@@ -75,7 +75,7 @@ def encode_batch(
 
 
 def join_references(x: mx.array, references: mx.array | None) -> mx.array:
-    """Latents with the references behind them: (b, n, 128) and (b, r, 128) → (b, n + r, 128)"""
+    """Latents followed by the references: (b, n, 128) and (b, r, 128) → (b, n + r, 128)"""
     return x if references is None else mx.concatenate([x, references], axis=1)
 
 

@@ -23,7 +23,7 @@ def make_parser() -> Parser:
     train.add_argument("--stage", choices=training.STAGES, help="only this stage: %(choices)s", metavar="STAGE")
     train.add_argument("--steps", type=int, metavar="N", help="steps of this stage (with --stage)")
     train.set_defaults(run=lambda args: training.train(args.folder, args.stage, args.steps))
-    about = "train a small model from nothing within so many minutes, and judge what it draws; RECORDS.md has the rules"
+    about = "train a small model from nothing within minutes, and judge what it draws; RECORDS.md has the rules"
     run = commands.add_parser("speedrun", help=about, description=about)
     where = "the run (default: speedrun)"
     run.add_argument("folder", type=Path, nargs="?", default=Path("speedrun"), metavar="FOLDER", help=where)

@@ -33,7 +33,7 @@ ADAPTERS: dict[str, Callable[[int], tuple[Image.Image, str]]] = {"cross": cross,
 FOLDER = Path(nano.__file__).parent / "weights" / "loras"
 COMMON = Settings(rank=3, batch=8, accumulate=1, every=300)
 PICTURES = {"cross": 32, "outlined": 96}
-SHIFTS = {"cross": 6.0, "outlined": 3.0}  # of the noise levels, in place of the one for the pictures' size
+SHIFTS = {"cross": 6.0, "outlined": 3.0}  # of the noise levels, instead of the one for the pictures' size
 SETTINGS = {
     "cross": replace(COMMON, steps=1200, rate=3e-3),
     "outlined": replace(COMMON, steps=900, rate=2e-3),

@@ -12,7 +12,7 @@
     python -m recipe.bundle RUNS measure …    these steps only, even if they are done
 
 What compares with diffusers needs it installed: `python tests/goldens/make_nano_golden.py` and
-`make_nano_lora_golden.py` are for the end. Numbers in prose are for whoever reads the pages again.
+`make_nano_lora_golden.py` are for the end. Numbers in prose are changed by hand.
 notebooks/judge-labels.json needs eyes: `python -m recipe.judge_labels notebooks/judge-labels.json sheets` draws the new
 nano's pictures to be labeled.
 """

@@ -51,7 +51,7 @@ FAINT = {  # things that hardly stand out: (color, background) of shapes, (color
 
 @dataclass(frozen=True)
 class Lesson:
-    """Sentences, one of which is said; the row of the picture that shall come out; rows of its references."""
+    """Sentences, one of which is said; the row of the picture that should come out; rows of its references."""
 
     texts: tuple[str, ...]
     target: int
@@ -113,7 +113,7 @@ def sample_one(seed: int) -> Scene:
 
 
 def make_lessons(pictures: int, edits: int, families: int) -> Lessons:
-    """So many pictures, a quarter of them single shapes and a tenth rows; so many edits; so many families."""
+    """Pictures, a quarter of them single shapes and a tenth rows; edits; families."""
     lessons = Lessons()
     ones = pictures // 4
     rows = pictures // 10

@@ -248,12 +248,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--guidance", type=float)
     parser.add_argument("--shapes", action="store_true", help="one shape per picture, compared with its outline")
     parser.add_argument("--reworded", action="store_true", help="the captions in other words")
-    parser.add_argument("--edits", action="store_true", help="edit held-out scenes in place of drawing captions")
+    parser.add_argument("--edits", action="store_true", help="edit held-out scenes instead of drawing captions")
     parser.add_argument("--lone", action="store_true", help="captions of one house, tree or boat")
     parser.add_argument("--no-op", action="store_true", help="edits that ask for a thing that is not there")
     parser.add_argument(
         "--test", dest="first", action="store_const", const=TEST, default=DEVELOPMENT,
-        help="captions or edits of the test set, in place of the development set",
+        help="captions or edits of the test set, instead of the development set",
     )  # fmt: skip
     parser.add_argument("--grid", help="write the pictures, side by side, to this file")
     parser.add_argument("--sweep", type=Path, help="accuracy against steps and guidance of both models, into this JSON")

@@ -22,7 +22,7 @@ from kleinlite.klein import Klein
 from kleinlite.nano.evaluate import SIZE, TEST, draw_all, examine, held_out_captions
 
 DRAWN = 900
-REFUSED = 50  # at most so many of those that the judge refuses
+REFUSED = 50  # at most this many of those that the judge refuses
 ACCEPTED = 100
 SEED = 13
 

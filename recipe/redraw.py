@@ -2,10 +2,10 @@
 
 A distilled student has never seen where its own steps lead. This shows it: it draws fresh captions, a ruler (the
 centroid and the area of each outline) says which scene every picture nearly is, that scene is drawn, and from its own
-noisy latents the student's last step shall lead to the drawing. Its other steps shall lead where they led. What comes
+noisy latents the student's last step should lead to the drawing. Its other steps should lead where they led. What comes
 out too far from any drawing teaches nothing.
 
-Its noise decides where a thing stands, so no target is a blur of places. But whoever learns to listen less to the
+Its noise decides where a thing stands, so no target is a blur of places. But a student that listens less to the
 noise loses places along with dents. So drawings stand further from the mean than the pictures did (`WIDER`). Each
 round draws fresh captions by what the round before has left.
 
@@ -71,7 +71,7 @@ class Redrawn(NamedTuple):
     mask: mx.array  # (pictures, m)
 
     def batch(self, step: int, pictures: int) -> tuple[mx.array, mx.array, mx.array, mx.array, int]:
-        """Some pictures' latents before one of the four steps, what it shall lead to, tokens, masks, and which step.
+        """Some pictures' latents before one of the four steps, what it should lead to, tokens, masks, and which step.
 
         The last step leads to the drawing, each other one to the clean picture that the student expected there.
         """

@@ -4,7 +4,7 @@ A house, tree or boat whose side nobody says came twice, or not at all, in one p
 second of the four steps: the network leans to neither side, and the later steps mend nothing. So nano draws fresh
 captions, the judge says which pictures are right, and every failure gets a *mate*: a success that shows what the
 failure's caption asks for, on the side that the failure leans to, and the nearest of these. From the failure's own
-latents the velocity shall lead straight to its mate. What was right stays as it is.
+latents the velocity should lead straight to its mate. What was right stays as it is.
 
 Hindsight relabeling: Andrychowicz et al. 2017, arXiv 1707.01495. Couplings that decide: Pooladian et al. 2023, arXiv
 2304.14772.
@@ -44,7 +44,7 @@ BATCH = 32
 
 
 class Own(NamedTuple):
-    """What a round learns from: the student's pictures, and where each shall lead."""
+    """What a round learns from: the student's pictures, and where each should lead."""
 
     path: mx.array  # noise, then the latents after each of the student's steps, (pictures, 5, n, 128)
     target: mx.array  # latents of a failure's mate, and of a success itself, (pictures, n, 128)
@@ -53,9 +53,9 @@ class Own(NamedTuple):
     mask: mx.array  # (pictures, m)
 
     def batch(self, step: int, pictures: int) -> tuple[mx.array, mx.array, mx.array, mx.array, int]:
-        """Latents before one of the four steps, what it shall lead to, tokens, masks, and which step.
+        """Latents before one of the four steps, what it should lead to, tokens, masks, and which step.
 
-        Half of the pictures are failures. A success shall lead where it led.
+        Half of the pictures are failures. A success should lead where it led.
         """
         segment = TURNS[step % len(TURNS)]
         rng = random.Random(step)

@@ -1,4 +1,4 @@
-"""From nothing to a judged score in so many minutes: `python -m recipe speedrun --minutes 30`.
+"""From nothing to a judged score within minutes: `python -m recipe speedrun --minutes 30`.
 
 RECORDS.md has the rules. Given are nano's autoencoder, its tokenizer and its text encoder, all frozen; the transformer
 begins with random weights and learns from scenes drawn from seeds. The clock decides when the learning rate falls and
@@ -65,7 +65,7 @@ class SpeedrunConfig:
 
 @dataclass
 class Log:
-    """What a run remembers beside its weights; times in seconds."""
+    """What a run remembers besides its weights; times in seconds."""
 
     minutes: float
     spent: float = 0.0
@@ -255,7 +255,7 @@ def find_commit() -> str:
 def speedrun(
     folder: Path, minutes: float, cfg: SpeedrunConfig | None = None, clock: Callable[[], Any] = time.perf_counter
 ) -> None:
-    """Train, draw and judge within so many minutes, into a folder.
+    """Train, draw and judge within these minutes, into a folder.
 
     Raises UserError for a mistake; KeyboardInterrupt, once all is saved, after Ctrl-C.
     """

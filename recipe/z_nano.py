@@ -1,4 +1,4 @@
-"""z-nano: a small Z-Image that draws, for chapter 15. klein-nano shows it where its eight steps shall lead.
+"""z-nano: a small Z-Image that draws, for chapter 15. klein-nano shows it where its eight steps should lead.
 
     python -m recipe.z_nano RUNS
 

@@ -84,7 +84,7 @@ def rope(s: int = 6) -> Rope:
 
 
 def mods(count: int) -> list[Mod]:
-    """How the time steers so many parts of a block, by vectors (2, 1, 32)."""
+    """How the time steers this many parts of a block, by vectors (2, 1, 32)."""
     return [Mod(*(normal(2, 1, 32, seed=40 + 3 * i + k) for k in range(3))) for i in range(count)]
 
 

@@ -1,6 +1,6 @@
 """What 3 chapters build together.
 
-Promoted from notebooks/00,01,02: edit there, then run `make promote`. (seal e9310dec)
+Promoted from notebooks/00,01,02: edit there, then run `make promote`. (seal e70662a6)
 """
 
 import math
@@ -27,7 +27,7 @@ def to_patches(pictures: mx.array, patch: int = 4) -> mx.array:
 
 
 def to_pictures(patches: mx.array, patch: int = 4, columns: int = 6) -> mx.array:
-    """Undoes `to_patches` for pictures that are so many patches wide."""
+    """Undoes `to_patches` for pictures that are `columns` patches wide."""
     cut = patches.reshape(len(patches), -1, columns, patch, patch, 3).transpose(0, 1, 3, 2, 4, 5)
     return cut.reshape(len(patches), -1, columns * patch, 3)
 
@@ -164,7 +164,7 @@ class PatchAutoencoder(nn.Module):
         return (self.moments(to_patches(pictures, 8))[0] - self._mean) / self._std
 
     def decode(self, latents: mx.array, columns: int = 6) -> mx.array:
-        """Latents (b, n, c) of pictures that are so many patches wide, to pixels."""
+        """Latents (b, n, c) of pictures that are `columns` patches wide, to pixels."""
         return to_pictures(self.patches(latents * self._std + self._mean), 8, columns)
 
 

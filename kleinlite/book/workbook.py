@@ -1,6 +1,6 @@
 """The workbook's check: is the reader's function right, and if not, where does it differ?
 
-`check` tries a hole out twice: as it is, and with the reader's body in place of the book's, so that a mistake in one
+`check` tries a hole out twice: as it is, and with the reader's body instead of the book's, so that a mistake in one
 function never turns the light of another one red.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["check", "installed"]
 def installed(chapter: str, names: dict[str, Any], holes: list[str] | None = None) -> Iterator[None]:
     """The promoted module runs on the reader's bodies while the context lasts, and so does all that imports from it.
 
-    names: the notebook's `globals()`, which may hold helpers of the reader's own. holes: these only, in place of all.
+    names: the notebook's `globals()`, which may hold helpers of the reader's own. holes: only these, instead of all.
     """
     module = vars(importlib.import_module(f"kleinlite.{chapter}"))
     helpers = {name: value for name, value in names.items() if name not in module}

@@ -78,7 +78,7 @@ def world_of(scenes: list[Scene], size: int) -> World:
 
 
 def make_world(count: int, kept_back: bool = False, size: int = 48, alone: bool = False) -> World:
-    """The first so many scenes to learn from or, with `kept_back`, to test with: one sentence in ten.
+    """The first scenes to learn from or, with `kept_back`, to test with: one sentence in ten.
 
     With `alone` single shapes only. Then all sixteen sentences are learned, and one drawing in ten is kept back.
     """

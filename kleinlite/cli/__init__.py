@@ -91,7 +91,7 @@ def make_parser() -> Parser:
     add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, folder or file")
     add("output", type=Path, metavar="OUT", help="the new folder")
     add("--bits", type=parse_quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8 (this, or --mode)")
-    add("--mode", metavar="MODE", help="in place of --bits: mxfp4, mxfp8 or nvfp4")
+    add("--mode", metavar="MODE", help="instead of --bits: mxfp4, mxfp8 or nvfp4")
     add("--parts", metavar="NAME", help=PARTS)
     add("--offline", action="store_true", help=OFFLINE)
     about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"

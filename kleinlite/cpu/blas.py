@@ -1,4 +1,4 @@
-"""A fast matrix product for MLX's Linux CPU build: OpenBLAS in place of the wheel's reference BLAS.
+"""A fast matrix product for MLX's Linux CPU build: OpenBLAS instead of the wheel's reference BLAS.
 
 libmlx.so calls the BLAS through a table of addresses, which the loader fills in when mlx is imported. We look for the
 addresses of cblas_sgemm and its two sisters in that library's memory, and write others in their place. No file is

@@ -3,7 +3,7 @@
 MLX lays out the neighborhood of every pixel, nine times the picture for a 3 × 3 filter, and multiplies that. Here:
 
 - a few rows at a time, one strip after the other. The same result, but what lies in between stays small;
-- 3 × 3 filters by Winograd's algorithm: four neighboring results take 16 multiplications in place of 36. (Lavin and
+- 3 × 3 filters by Winograd's algorithm: four neighboring results take 16 multiplications instead of 36. (Lavin and
   Gray, Fast Algorithms for Convolutional Neural Networks, 2015, section 4.1: F(2 × 2, 3 × 3).) What is added up before
   and after costs a rounding or two, as much as another order of adding would.
 """
@@ -56,7 +56,7 @@ def upsample_conv2d(x: mx.array, weight: mx.array, bias: mx.array | float = 0.0)
     """Each pixel repeated, 2 × 2, then a 3 × 3 convolution with zeros around: (b, H, W, c_in) → (b, 2·H, 2·W, c_out).
 
     Of the three rows that a result reads, two are one row of x. Those two rows of the filter are added up beforehand,
-    and the large picture in between is never there: 16 multiplications for four results in place of 36.
+    and the large picture in between is never there: 16 multiplications for four results instead of 36.
     """
     if not _fast(x, weight):
         return mx.conv2d(mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2), weight, padding=1) + bias

@@ -1,4 +1,4 @@
-"""Layers of the chapters with this room's operations in place of MLX's, for networks that are loaded on a Linux CPU."""
+"""Layers of the chapters with this folder's operations instead of MLX's, for networks loaded on a Linux CPU."""
 
 from contextlib import suppress
 from typing import Any

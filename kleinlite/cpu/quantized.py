@@ -51,7 +51,7 @@ def whole_words(codes: mx.array, bits: int) -> tuple[mx.array, int]:
     """Quantized codes (d_out, d_in·bits/32) → words that hold a whole number of codes (d_out, d_in/n), and that n."""
     if 32 % bits == 0:
         return codes, 32 // bits
-    span = {3: 3, 5: 5, 6: 3}[bits]  # after so many bytes the borders fall together again
+    span = {3: 3, 5: 5, 6: 3}[bits]  # after this many bytes the borders fall together again
     kind = mx.uint32 if span < 4 else mx.uint64
     by_byte = codes.view(mx.uint8).reshape(len(codes), -1, span).astype(kind)
     return sum((by_byte[..., j] << 8 * j for j in range(1, span)), by_byte[..., 0]), 8 * span // bits

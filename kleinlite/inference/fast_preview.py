@@ -1,4 +1,4 @@
-"""A preview that costs nothing: one matrix in place of the decoder, fitted to it by least squares.
+"""A preview that costs nothing: one matrix instead of the decoder, fitted to it by least squares.
 
 A token of 128 numbers stands for 16×16 pixels. A linear map to 4×4 of them, three channels each, keeps what an eye
 needs to tell whether a picture goes the right way.
@@ -38,7 +38,7 @@ def preview_pixels(matrix: mx.array, latents: mx.array) -> mx.array:
 
 
 def to_blocks(pixels: mx.array, rows: int) -> mx.array:
-    """Pixels (b, H, W, 3) of so many rows of tokens → the mean of each block, (b, gh, gw, 48)"""
+    """Pixels (b, H, W, 3) of `rows` rows of tokens → the mean of each block, (b, gh, gw, 48)"""
     b, height, width, _ = pixels.shape
     side = height // rows
     small = side // BLOCKS

@@ -82,7 +82,7 @@ class LoadedModel:
         self.parts.release_all()
 
     def plan_memory(self, request: Request, bits: float | None = None) -> MemoryPlan:
-        """The bytes that a request takes, with the parts as they are loaded here or in so many bits per weight."""
+        """The bytes that a request takes, with the parts as they are loaded here or in `bits` bits per weight."""
         plan = plan_request(self.checkpoint, request, bits or self.bits, self.cluster.machines)
         return plan._replace(transformer=plan.transformer + self.loras.nbytes)
 
@@ -109,7 +109,7 @@ class LoadedModel:
         )
 
     def metadata(self) -> dict[str, Any]:
-        """What a picture remembers of the model, beside the request: bits, exchanged parts, adapters."""
+        """What a picture remembers of the model, besides the request: bits, exchanged parts, adapters."""
         facts: dict[str, Any] = {}
         if self.checkpoint.quantize:
             facts["quantize"] = self.checkpoint.quantize

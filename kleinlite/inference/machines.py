@@ -31,7 +31,7 @@ def from_first(numbers: Sequence[int], group: mx.distributed.Group) -> list[int]
 
 @contextmanager
 def say_who_is_lost() -> Iterator[None]:
-    """A sentence in place of a traceback, which would bury what the machine that stopped has said. Raises UserError."""
+    """A sentence instead of a traceback, which would bury what the machine that stopped has said. Raises UserError."""
     try:
         yield
     except RuntimeError as error:

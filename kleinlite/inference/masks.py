@@ -24,7 +24,7 @@ TOKEN = 16  # pixels on a side
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A picture to be changed, and how: what a request knows of it beside the references."""
+    """A picture to be changed, and how: what a request knows of it besides the references."""
 
     canvas: Image.Image  # RGB, sides multiples of 16: the picture, reflected at its edges where there is more room
     mask: Image.Image | None  # L, of the same size: white is drawn anew, black stays. None: everything is drawn anew

@@ -32,7 +32,7 @@ __all__ = [
 FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
 USABLE_SHARE = 0.75  # of the memory, where the system does not say how much one program can count on
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-# What a process takes beside the arrays that are planned; a test measures it.
+# What a process takes besides the arrays that are planned; a test measures it.
 BESIDE_ARRAYS = 0.3  # of their bytes: what MLX keeps for the next array, what an allocator cannot give back
 WORK_SPACE = 3 * 2**27  # bytes, whatever the size: libraries, stacks, copies that a product makes of its factors
 
@@ -86,7 +86,7 @@ def held_shares(configs: Configs, machines: int) -> tuple[float, float]:
 
 
 def window_configs(configs: Configs, prompts: Sequence[str] = ("",)) -> Configs:
-    """The configs with the tokens to which these prompts can come, in place of the most that the model reads."""
+    """The configs with the tokens to which these prompts can come, instead of the most that the model reads."""
     cfg = configs.text_encoder
     count_window = family_of(configs.transformer).count_window
     if count_window is None:
@@ -105,7 +105,7 @@ def machine_memory() -> tuple[int, int]:
     """Bytes of memory here, and how many of them one program can count on: what a Mac says, else three quarters.
 
     A limit of a container or a shell counts as the machine's, since beyond it the system ends the process without a
-    word; less what comes beside the arrays. Where the system has no word for its memory, as on Windows, nothing is
+    word; less what comes besides the arrays. Where the system has no word for its memory, as on Windows, nothing is
     refused.
     """
     info = mx.device_info()

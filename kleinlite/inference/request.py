@@ -44,7 +44,7 @@ FROM_DIFFUSERS = {  # what diffusers calls our options
 
 
 class Options(TypedDict, total=False):
-    """What a call takes beside the prompt; the model's own files say what is not given."""
+    """What a call takes besides the prompt; the model's own files say what is not given."""
 
     images: Image.Image | Sequence[Image.Image]
     """Reference pictures, 1..n. The output takes the first one's size unless width and height are given."""
@@ -68,7 +68,7 @@ class Options(TypedDict, total=False):
     seed: int | Sequence[int] | None
     """One number (a batch counts up from it) or one per prompt; a random one if not given."""
     noise: mx.array | None
-    """(b, n, 128) starting latents in place of the seeds' own; of Z-Image (b, n, 64)."""
+    """(b, n, 128) starting latents instead of the seeds' own; of Z-Image (b, n, 64)."""
     progress: bool
     """Whether to show a bar (default: yes)."""
 

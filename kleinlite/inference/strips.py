@@ -7,7 +7,7 @@ a layer makes some rows at a time, so that what lies between is a strip and neve
 - a group norm has the mean and the variance of the whole picture, which a pass over all strips finds before;
 - attention takes some queries at a time, each with all keys.
 
-Only inference: gradients want the whole picture at once, so whoever trains does not call `use_strips`.
+Only inference: gradients want the whole picture at once, so do not call `use_strips` when you train.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -118,7 +118,7 @@ def resolve_replacement(part: str, place: str, access: Access = ANYWHERE) -> Pat
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the pipeline needs to know beside the weights; read from the model's own files."""
+    """What the pipeline needs to know besides the weights; read from the model's own files."""
 
     name: str
     distilled: bool  # few steps, no guidance

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UserError, clip, printable
 
-LAYOUT = Path(__file__).parent / "layout"  # what diffusers and transformers write beside our numbers
+LAYOUT = Path(__file__).parent / "layout"  # what diffusers and transformers write besides our numbers
 WIDTH = (int, 1, 2**17)
 COUNT = (int, 1, 1000)
 EPS = (float, 1e-12, 0.1)
@@ -77,7 +77,7 @@ def read_layout(file: str) -> dict[str, Any]:
     return json.loads((LAYOUT / file).read_text("utf-8"))
 
 
-# ---------------------------------------------------------------- words beside the numbers
+# ---------------------------------------------------------------- words besides the numbers
 
 # What transformers and diffusers write and what changes no picture: names, types, training, and what is read elsewhere.
 NEUTRAL = {

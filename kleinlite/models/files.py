@@ -109,7 +109,7 @@ class WeightFiles:
         return sum(file.stat().st_size for file in self.files)
 
     def load(self) -> tuple[dict[str, mx.array], dict[str, str]]:
-        """All tensors, lazily, and what the headers say beside them. Raises UserError."""
+        """All tensors, lazily, and what else the headers say. Raises UserError."""
         arrays: dict[str, mx.array] = {}
         metadata: dict[str, str] = {}
         for file in self.files:

@@ -34,7 +34,7 @@ REAL_TYPES = {"F16", "BF16", "F32"}  # in which a file may have its matrices
 
 # ---------------------------------------------------------------- names of modules
 
-BLOCKS = 100  # names are known for so many blocks; whether a model has them is asked later
+BLOCKS = 100  # names are known for this many blocks; whether a model has them is asked later
 PREFIXES = re.compile(
     r"^(base_model\.model\.|(model\.)?diffusion_model\.|transformer\.|lora_unet_|lora_transformer_|lycoris_)+"
 )
@@ -510,7 +510,7 @@ def write_adapter(
     """Write low-rank deltas of klein's matrices, by path, as an adapter file; in one move.
 
     B is written scaled, so that every reader finds the same strength. layout: "diffusers", or "comfy" for ComfyUI's
-    names, which are ours. trained: what the header shall say of the training.
+    names, which are ours. trained: what the header says of the training.
     """
     tensors = {}
     ranks = {}  # by PEFT's names of the modules

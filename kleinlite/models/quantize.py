@@ -60,7 +60,7 @@ def quantize(module: nn.Module, p: QuantSpec, dtype: mx.Dtype, lazy: bool = Fals
     """Quantize a module's matrices, one after the other; what is not quantized computes in `dtype`. Returns the module.
 
     The largest comes first: while it is there in both forms, the others are not yet in memory.
-    lazy: compute nothing yet; whoever asks for a matrix quantizes it.
+    lazy: compute nothing yet; the first use of a matrix quantizes it.
     """
     kinds = (nn.Linear, nn.Embedding, QuantizedLinear)
     layers = {path: m for path, m in module.named_modules() if isinstance(m, kinds)}

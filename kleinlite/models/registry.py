@@ -127,7 +127,7 @@ MODELS = {
     "flux3": flux3("klein", SIZE_FLUX3),
     "flux3-base": flux3("klein-base", SIZE_FLUX3_BASE),
 }
-# Decoders that any klein can have in place of its own: one three quarters as wide, and one of a hundredth of the work.
+# Decoders that any klein can have instead of its own: one three quarters as wide, and one of a hundredth of the work.
 SMALL_DECODER = "small-decoder"
 TAEF2 = "taef2"
 TAEF2_FILE = "taef2.safetensors"

@@ -130,7 +130,7 @@ def accumulating_step(
 
 
 class LoraTrainer:
-    """One training: a model, examples and settings, and the file in which the adapter shall be."""
+    """One training: a model, examples and settings, and the file that the adapter goes to."""
 
     def __init__(self, klein: Klein, examples: Sequence[Example], out: str | Path, settings: Settings):
         self.klein = klein

@@ -151,7 +151,7 @@ def train_with_progress(
     report: Callable[[], str], every: int = 200, make_step: Callable[..., Callable[..., mx.array]] = training_step,
     title: str = "", log: Path | None = None,
 ) -> None:  # fmt: skip
-    """Train with a progress bar; save and report every so many steps. Ctrl-C saves after the step, then raises.
+    """Train with a progress bar; save and report after every `every` steps. Ctrl-C saves after the step, then raises.
 
     title: of the bar; the file's name if not given. log: a file that gets every report, too.
     """

@@ -52,7 +52,7 @@ def make_controls(info: ModelInfo) -> dict[str, ipw.Widget]:
 
     empty = to_png(Image.new("RGB", (info.size, info.size), "#e6e9f2"))
     return {
-        "prompt": ipw.Text(PROMPT, placeholder="What shall be drawn?", layout={"flex": "1 1 300px", "width": "auto"}),
+        "prompt": ipw.Text(PROMPT, placeholder="What should it draw?", layout={"flex": "1 1 300px", "width": "auto"}),
         "draw": sized(96, ipw.Button, description="Draw", icon="paint-brush", button_style="primary"),
         "stop": sized(84, ipw.Button, description="Stop", icon="stop", disabled=True),
         "width": sized(76, ipw.IntText, info.size, step=16, description="width"),

@@ -161,9 +161,9 @@ class Family:
     encode: Callable[[TextEncoder, Tokenizer, list[str], int], Features]  # prompts and the most tokens → features
     schedule: Schedule
     read_variant: Callable[[ModelFolder, Any], Variant]  # index and other files, and the transformer's config
-    # What adapter files call its matrices, beside our names and the released folders'; {i}: the number of a block.
+    # What adapter files call its matrices, besides our names and the released folders'; {i}: the number of a block.
     lora_aliases: dict[str, str] = field(default_factory=dict)  # → our names
-    lora_duplicates: tuple[tuple[str, str], ...] = ()  # spellings that some files have beside others, and the others
+    lora_duplicates: tuple[tuple[str, str], ...] = ()  # spellings that some files have besides others, and the others
     lora_widths: dict[int, str] = field(default_factory=dict)  # of the blocks' stream → the model that it tells
     no_guidance: float = 1.0  # the guidance that does nothing
     guidance_fixed: bool = True  # a distilled model refuses a guidance

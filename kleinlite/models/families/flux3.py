@@ -17,7 +17,7 @@ from .family import Configs, Family, PartFormat, Shapes, Values, Variant, encode
 from .klein import KLEIN
 
 SHIFT = 6.93  # of the schedule of both models
-WINDOW = 80  # a prompt is padded to a multiple of so many tokens
+WINDOW = 80  # a prompt is padded to a multiple of this many tokens
 TEMPLATE_TOKENS = 8
 
 # ---------------------------------------------------------------- the transformer
