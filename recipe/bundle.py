@@ -6,7 +6,7 @@
         install     that model into kleinlite/nano/weights
         adapters    those that come with nano, and kv-edits
         sister      z-nano, which learns from what nano draws
-        pictures    README's gallery, the runs and the fast preview of the site, the scores of Look inside
+        pictures    the card's 48, the ladder, the site's runs, fast preview, scores and card
         accuracy    notebooks/accuracy.json
         notebooks   all of them, from top to bottom
     python -m recipe.bundle RUNS measure …    these steps only, even if they are done
@@ -18,6 +18,7 @@ nano's pictures to be labeled.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -56,10 +57,11 @@ def sister(folder: Path) -> None:
 
 
 def pictures(folder: Path) -> None:
-    run("recipe.evaluate", "--gallery", "notebooks/images/nano.jpg")
     run("recipe.evaluate", "--count", "48", "--grid", "notebooks/images/nano-48.jpg")
+    run("recipe.ladder", "03")
     run("recipe.attention_score")
-    subprocess.run([sys.executable, ROOT / "site" / "live.py"], cwd=ROOT, check=True)
+    for script in ("live.py", "theme/make_card.py"):
+        subprocess.run([sys.executable, ROOT / "site" / script], cwd=ROOT, check=True)
 
 
 def accuracy(folder: Path) -> None:
@@ -67,6 +69,7 @@ def accuracy(folder: Path) -> None:
 
 
 def notebooks(folder: Path) -> None:
+    run("tools.notebooks", "--timeout", 3600, "run", "14", "18", KLEINLITE_RUNS="all")  # their stored trainings, too
     run("tools.notebooks", "run", "--all")
 
 
@@ -75,11 +78,12 @@ STEPS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def run(module: str, *arguments: object) -> None:
+def run(module: str, *arguments: object, **variables: str) -> None:
     """Another program of this repository. It hears Ctrl-C too and saves first. If it fails, so do we."""
     print(f"$ python -m {module}", *arguments, flush=True)
     with catch_interrupts():
-        status = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT).returncode
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        status = subprocess.run(command, cwd=ROOT, env=os.environ | variables).returncode
     if status:
         sys.exit(status)
 

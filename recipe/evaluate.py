@@ -8,7 +8,6 @@ python -m recipe.evaluate --no-op                                  edits of what
 python -m recipe.evaluate --lone                                   one house, tree or boat: once, and as asked
 python -m recipe.evaluate --test                                   scenes that chose nothing; also with --edits, …
 python -m recipe.evaluate --sweep notebooks/accuracy.json          accuracy against steps and guidance
-python -m recipe.evaluate --gallery notebooks/images/nano.jpg      the picture at the top of the README
 
 Of an edit it asks two things: was the asked change made, and was everything else kept? A model that copies its
 reference keeps everything and changes nothing, so that score stands beside the model's own.
@@ -19,11 +18,10 @@ import itertools
 import json
 import math
 import random
-import textwrap
 from pathlib import Path
 
 import mlx.core as mx
-from PIL import Image, ImageDraw
+from PIL import Image
 from tqdm.auto import tqdm
 
 from kleinlite.autoencoder import Autoencoder
@@ -48,15 +46,6 @@ from kleinlite.scenes import Scene, captions, draw, held_out, sample, scene_held
 from .edits import held_out_edits
 from .one_shape import one_shape, one_shape_cases, summary
 from .rewordings import no_op_instruction, reword
-
-SHOWCASE = [
-    "a red circle above a blue square", "a yellow star on a purple background", "a green triangle left of a pink heart",
-    "a black diamond on a pink background", "a purple heart below an orange circle",
-    "a white square right of a red star",
-    "a yellow sun over a blue sea", "a red house under a yellow sun", "a green tree on white snow at night",
-    "a white boat on a blue sea at sunset", "an orange tree left of a red house under an orange sun",
-    "a blue house on yellow dunes by day",
-]  # fmt: skip
 
 
 def attributes(scene: Scene) -> Attributes:
@@ -99,19 +88,6 @@ def in_other_words(caption: str) -> str:
     """Another sentence that says the same."""
     rng = random.Random(caption)
     return next(said for said in (reword(rng, caption) for _ in range(1000)) if said != caption)
-
-
-def gallery(klein: Klein, path: str) -> None:
-    """The showcase prompts, drawn twice as large and with their words below, seed 7, as a picture file."""
-    tile, words = 2 * SIZE, 34
-    columns = 6
-    sheet = Image.new("RGB", (columns * (tile + 8) + 8, len(SHOWCASE) // columns * (tile + words) + 8), "white")
-    pen = ImageDraw.Draw(sheet)
-    for i, (prompt, picture) in enumerate(zip(SHOWCASE, klein(SHOWCASE, seed=[7] * len(SHOWCASE), progress=False))):
-        x, y = 8 + i % columns * (tile + 8), 8 + i // columns * (tile + words)
-        sheet.paste(picture.resize((tile, tile), Image.Resampling.BICUBIC), (x, y))
-        pen.text((x, y + tile + 3), textwrap.fill(prompt, 34), fill=(60, 60, 70), font_size=11)
-    sheet.save(path, optimize=True, quality=90)
 
 
 def report_captions(klein: Klein, options: argparse.Namespace) -> list[Image.Image]:
@@ -257,7 +233,6 @@ def main(argv: list[str] | None = None) -> None:
     )  # fmt: skip
     parser.add_argument("--grid", help="write the pictures, side by side, to this file")
     parser.add_argument("--sweep", type=Path, help="accuracy against steps and guidance of both models, into this JSON")
-    parser.add_argument("--gallery", help="only draw the showcase prompts, into this file")
     options = parser.parse_args(argv)
     if options.shapes:
         pictures = report_shapes(options.model)
@@ -265,8 +240,6 @@ def main(argv: list[str] | None = None) -> None:
             contact_sheet(pictures).save(options.grid)
         return
     options.model = options.model or "nano"
-    if options.gallery:
-        return gallery(Klein.from_pretrained(options.model), options.gallery)
     if options.sweep:
         return sweep(options.sweep, options.count)
     report = report_captions

@@ -9,13 +9,18 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from kleinlite import Klein
-from recipe.evaluate import SHOWCASE
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD, FAVICON = ROOT / "notebooks" / "images" / "card.png", ROOT / "site" / "theme" / "favicon.png"
 SIZE, TILE, GAP = (1200, 630), 192, 13
 PAPER, INK, RED, BLUE = "#fffefb", "#1d1f24", "#d8342c", "#2458a6"
-CHOSEN = (0, 7, 9, 6, 8, 10, 3, 11, 1)  # of the showcase: nine, so that landscapes and shapes take turns
+PROMPTS = [
+    "a red circle above a blue square", "a red house under a yellow sun", "a white boat on a blue sea at sunset",
+    "a yellow sun over a blue sea", "a green tree on white snow at night",
+    "an orange tree left of a red house under an orange sun",
+    "a black diamond on a pink background", "a blue house on yellow dunes by day",
+    "a yellow star on a purple background",
+]  # fmt: skip
 WORDS = "FLUX.2 [klein]\nbuilt from scratch\nin Apple MLX,\none notebook at a time"
 
 
@@ -37,8 +42,7 @@ def main() -> None:
     mark(64).save(FAVICON, optimize=True)
     pen.text((62, 226), "kleinlite", fill=INK, font=ImageFont.load_default(88))
     pen.multiline_text((66, 352), WORDS, fill=INK, font=ImageFont.load_default(36), spacing=12)
-    prompts = [SHOWCASE[i] for i in CHOSEN]
-    pictures = Klein.from_pretrained()(prompts, seed=[7] * len(prompts), progress=False)
+    pictures = Klein.from_pretrained()(PROMPTS, seed=[7] * len(PROMPTS), progress=False)
     left, top = SIZE[0] - 3 * TILE - 3 * GAP - 1, (SIZE[1] - 3 * TILE - 2 * GAP) // 2
     for i, picture in enumerate(pictures):
         at = left + i % 3 * (TILE + GAP), top + i // 3 * (TILE + GAP)
