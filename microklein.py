@@ -1,4 +1,4 @@
-"""FLUX.2 [klein] on one page: words in, a picture out. Chapters 1 to 6 of the book build every line of it.
+"""FLUX.2 [klein] on one page: words in, a picture out. Chapters 1 to 6 of the book build its parts.
 
 Run `python microklein.py "a red house under a yellow sun"`. After the prompt you may give a model's folder,
 then a seed, a number of steps and a size. The same lines run on MLX, or on NumPy where there is no MLX."""
@@ -72,7 +72,7 @@ def project_qkv(x, weights, matrix, norm):
 
 
 def attention(queries, keys, values, mask=0.0):  # (s, nh, hd), (s, nk, hd), (s, nk·hd) → (s, nh·hd)
-    share = queries.shape[1] // keys.shape[1]  # so many query heads read the same keys and values
+    share = queries.shape[1] // keys.shape[1]  # this many query heads read the same keys and values
     keys, values = (xp.repeat(y, share, axis=1) for y in (keys, values.reshape(keys.shape)))
     scores = queries.transpose(1, 0, 2) @ keys.transpose(1, 2, 0) * queries.shape[-1] ** -0.5 + mask
     weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))  # (nh, s, s)

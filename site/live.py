@@ -164,7 +164,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def remove_others(folder: Path, names: set[str]) -> None:
-    """What an earlier build left in a folder that shall hold these files alone."""
+    """What an earlier build left in a folder that is for these files alone."""
     for old in folder.glob("*"):
         if old.name not in names:
             old.unlink()

@@ -71,7 +71,7 @@ def count_operations(size: str, side: int) -> tuple[int, int]:
 
 
 def count_blocks(blocks: int, weights: int, d: int, tokens: int) -> int:
-    """Of blocks with so many weights each: two operations per weight and token, and attention."""
+    """Of blocks with `weights` weights each: two operations per weight and token, and attention."""
     return blocks * (2 * weights * tokens + 4 * tokens**2 * d)
 
 

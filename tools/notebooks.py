@@ -145,7 +145,7 @@ def normalize_text(text: str | list[str]) -> list[str]:
 
 
 def picture_sizes(output: dict, kept: dict) -> dict:
-    """How large a page shall show each picture; it may have more pixels than that."""
+    """How large a page shows each picture; it may have more pixels than that."""
     known = {mime: about for mime, about in output.get("metadata", {}).items() if mime in kept and "height" in about}
     return {mime: {"width": about["width"], "height": about["height"]} for mime, about in known.items()}
 

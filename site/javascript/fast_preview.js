@@ -1,4 +1,4 @@
-// A preview that costs nothing, as kleinlite/inference/fast_preview.py has it: one matrix in place of the decoder.
+// A preview that costs nothing, as kleinlite/inference/fast_preview.py has it: one matrix instead of the decoder.
 
 const BLOCKS = 4; // per side of a token
 

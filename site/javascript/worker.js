@@ -54,10 +54,10 @@ async function receive(answer) {
   }
 }
 
-/** What is wrong with these bytes, or "": whoever built the site knew the length and the SHA-256 of each file. */
+/** What is wrong with these bytes, or "": the build of the site knew the length and the SHA-256 of each file. */
 async function check(path, bytes) {
   const [length, sum] = FILES[path];
-  if (bytes.byteLength !== length) return `${bytes.byteLength} bytes in place of ${length}`;
+  if (bytes.byteLength !== length) return `${bytes.byteLength} bytes instead of ${length}`;
   if (!self.crypto?.subtle) return ""; // browsers offer it to https and to this machine's own pages only
   const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   return [...hash].map((byte) => byte.toString(16).padStart(2, "0")).join("") === sum ? "" : "damaged on its way";
@@ -166,7 +166,7 @@ const read = (klein, prompt) => ({
   wasm: klein.wasm,
 });
 
-/** Arrays behind each other in one, to be moved to the page in one piece. */
+/** Arrays joined into one, to be moved to the page in one piece. */
 function join(arrays) {
   const joined = new Float32Array(arrays.reduce((sum, array) => sum + array.length, 0));
   arrays.reduce((at, array) => {
