@@ -57,7 +57,7 @@ PIXELS = """(async () => {
     return [canvas.width, canvas.height, ...context.getImageData(0, 0, canvas.width, canvas.height).data];
 })()"""
 SAYS = ".kleinlite [role=status]"
-PROMPT = "input[placeholder='What shall be drawn?']"
+PROMPT = "input[placeholder='What should it draw?']"
 DRAW, STOP = ".kleinlite button[title='Draw']", ".kleinlite button[title='Stop']"
 
 
