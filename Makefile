@@ -58,8 +58,8 @@ all-tests: $(VENV)/.test$(BACKEND) ## pytest, all of it
 	$(PYTEST)
 
 mutants: $(VENV)/.test$(BACKEND) ## plant 200 small faults, one at a time, and count which tests notice
-	$(BIN)/python tests/mutants.py map
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python -m tools.mutants map
+	$(BIN)/python -m tools.mutants
 
 test-lowest: $(VENV)/pyvenv.cfg ## the package's quick tests with the lowest versions that pyproject.toml allows
 	@if $(HAS_UV); then test -d $(LOWEST) || uv venv -q --python $(BIN)/python $(LOWEST); \
@@ -71,7 +71,7 @@ test-lowest: $(VENV)/pyvenv.cfg ## the package's quick tests with the lowest ver
 	  tests/cli tests/test_errors.py tests/test_pipeline_golden.py
 
 fuzz: $(VENV)/.test$(BACKEND) ## damage weight files and adapters for ten minutes (SECONDS=600): all is read or refused in a sentence
-	$(BIN)/python tests/models/fuzz.py $(or $(SECONDS),600)
+	$(BIN)/python -m tools.fuzz $(or $(SECONDS),600)
 
 lint: $(VENV)/.test$(BACKEND) ## promotion in step, types, every import downwards, and what linter and formatter would change
 	$(BIN)/python -m tools.promote --check
@@ -108,7 +108,7 @@ nano: $(VENV)/.test$(BACKEND) ## a new klein-nano by the recipe, and all that fo
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m recipe.bundle $${RUNS:-runs}
 
 parity: $(VENV)/.test$(BACKEND) ## compare every block with the reference again, and write the page that says how close
-	$(BIN)/python tests/write_parity.py
+	$(BIN)/python -m tools.write_parity
 
 bench-peers: $(VENV)/.book$(BACKEND) ## time every stage beside diffusers and mflux (installed apart), and write "How fast"; ARGS="--turns 2 --threads 1": minutes
 	$(BIN)/python -m benchmarks.peers $(ARGS)

@@ -1,6 +1,6 @@
 """Z-Image (chapter 15) against diffusers, block by block and whole, and everything that is told from its files.
 
-The model is in `pipelines/z_image`, see goldens/make_z_image_golden.py.
+The model is in `pipelines/z_image`, see tools/goldens/make_z_image_golden.py.
 """
 
 import json

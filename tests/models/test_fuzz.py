@@ -2,7 +2,7 @@
 
 import re
 
-import fuzz
+from tools import fuzz
 
 
 def test_every_kind_of_damage_is_tried(capsys):

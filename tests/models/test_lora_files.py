@@ -42,7 +42,7 @@ from kleinlite.training import velocity_loss
 from kleinlite.transformer import Transformer, TransformerConfig
 
 HERE = Path(__file__).parent
-OWN = HERE.parent / "goldens" / "lora"  # made by tests/goldens/make_lora_golden.py, for tests/pipelines/tiny
+OWN = HERE.parent / "goldens" / "lora"  # made by tools/goldens/make_lora_golden.py, for tests/pipelines/tiny
 
 
 META = json.loads((OWN / "meta.json").read_text(encoding="utf-8"))
@@ -252,13 +252,13 @@ def test_a_mutation_is_refused_by_name(net, right, tmp_path, mutate, named):
 
 def test_the_page_on_adapter_files():
     """Its sentences are those of today, and its numbers are no better than today's."""
-    from write_adapters import PAGE, page
+    from tools.write_adapters import PAGE, page
 
     def without_numbers(text):
         return re.sub(r"\d+e-\d+", "", text)
 
     stored, fresh = PAGE.read_text(encoding="utf-8"), page()
-    assert without_numbers(stored) == without_numbers(fresh), "run: python tests/write_adapters.py"
+    assert without_numbers(stored) == without_numbers(fresh), "run: python -m tools.write_adapters"
     pairs = zip(*(re.findall(r"(\d+e-\d+)", text) for text in (fresh, stored)))
     assert all(float(now) < 4 * float(then) for now, then in pairs)
 

@@ -40,7 +40,8 @@ def test_diffusers_live(tmp_path):
     pytest.importorskip("peft", reason='pip install -e ".[dev]" for torch, diffusers and PEFT')
     torch = pytest.importorskip("torch")
     from make_nano_golden import whole
-    from run_diffusers import draw as theirs, load
+
+    from tools.goldens.run_diffusers import draw as theirs, load
 
     pipeline, settings = load(whole("nano", tmp_path))
     path, start = bundled_adapters()["cross"], noise(3, 36)

@@ -63,7 +63,8 @@ def test_diffusers_live(nano, tmp_path):
     pytest.importorskip("diffusers", reason='pip install -e ".[dev]" for torch and diffusers')
     torch = pytest.importorskip("torch")
     from make_nano_golden import whole
-    from run_diffusers import draw as theirs, load
+
+    from tools.goldens.run_diffusers import draw as theirs, load
 
     start = noise(3, 36)
     picture = theirs(

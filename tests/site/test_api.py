@@ -129,11 +129,11 @@ def test_parity_page_does_not_promise_too_much():
     """Runs the comparisons again. More than three times the stated difference, or another list of them, fails."""
     command = [sys.executable, str(ROOT / "tests" / "write_parity.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 0, f"python tests/write_parity.py writes the page again.\n{result.stdout[-2000:]}"
+    assert result.returncode == 0, f"python -m tools.write_parity writes the page again.\n{result.stdout[-2000:]}"
 
 
 def test_parity_check_notices():
-    from write_parity import number, promises_too_much
+    from tools.write_parity import number, promises_too_much
 
     assert [number(x) for x in ([], [0.0], [1e-6], [1.2e-6, 2e-9], [9.5e-7])] == [
         "equal",

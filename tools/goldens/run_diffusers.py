@@ -1,8 +1,8 @@
 """Run a model folder with diffusers' own pipeline, to compare our pictures with theirs.
 
     pip install -e ".[dev]"
-    python tests/goldens/run_diffusers.py FOLDER "a red circle" --size 96x64 --steps 4 -o out.png
-    python tests/goldens/run_diffusers.py FOLDER "make it blue" --image out.png --noise noise.safetensors -o blue.png
+    python -m tools.goldens.run_diffusers FOLDER "a red circle" --size 96x64 --steps 4 -o out.png
+    python -m tools.goldens.run_diffusers FOLDER "make it blue" --image out.png --noise noise.safetensors -o blue.png
 
 Everything runs in float32. `--noise` takes the tensor "noise" of a safetensors file: (1, n, 128), one row per
 token, row-major, as it enters the transformer. `model_index.json` may hold two fields that diffusers does not

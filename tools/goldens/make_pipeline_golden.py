@@ -3,8 +3,8 @@
 Nothing here depends on MLX or on kleinlite; the tests only read what this writes. To make it again:
 
     pip install -e ".[dev]"
-    python tests/goldens/make_pipeline_golden.py            # seconds
-    python tests/goldens/make_pipeline_golden.py --check    # compute again and compare, write nothing here
+    python -m tools.goldens.make_pipeline_golden            # seconds
+    python -m tools.goldens.make_pipeline_golden --check    # compute again and compare, write nothing here
 
 `tests/pipelines/README.md` says what the files hold.
 """
@@ -23,14 +23,15 @@ from diffusers import (
     Flux2Transformer2DModel,
 )
 from diffusers.utils import logging
-from make_goldens import SCHEDULER, File, asked_to_check, normalize, randomise
 from PIL import Image
-from run_diffusers import as_latents, load
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Qwen2TokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-PIPELINES = Path(__file__).parents[1] / "pipelines"
+from tools.goldens import PIPELINES
+from tools.goldens.make_goldens import SCHEDULER, File, asked_to_check, normalize, randomise
+from tools.goldens.run_diffusers import as_latents, load
+
 TAPS, TOKENS = (1, 3, 4), 40
 QWEN = {
     "hidden_size": 16,

@@ -1,16 +1,16 @@
 """Matrices in FP8 and in both layouts of NVFP4, byte by byte, and what they stand for: `goldens/formats.safetensors`.
 
-    python tests/goldens/make_format_goldens.py     # torch and numpy; nothing here depends on MLX or on kleinlite
+    python -m tools.goldens.make_format_goldens     # torch and numpy; nothing here depends on MLX or on kleinlite
 
 The codes are drawn, not quantized: every code and every kind of scale occurs. Values are worked out one by one, from
 the definition of the format and the place of each byte in its layout.
 """
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from safetensors.torch import save_file
+
+from tools.goldens import GOLDENS
 
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 ROWS, COLUMNS = 130, 96  # a little more than a tile of 128 rows and of 4 scales, so that both kinds of padding occur
@@ -65,4 +65,4 @@ def nvfp4(draw: np.random.Generator) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     draw = np.random.Generator(np.random.PCG64(0))
-    save_file(fp8(draw) | nvfp4(draw), Path(__file__).parent / "formats.safetensors")
+    save_file(fp8(draw) | nvfp4(draw), GOLDENS / "formats.safetensors")

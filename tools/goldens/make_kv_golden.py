@@ -4,8 +4,8 @@ The model itself is `tests/pipelines/tiny`, which make_pipeline_golden.py writes
 parts and runs them in the 9b-kv way, so the weights need not have been trained for it. To make the values again:
 
     pip install -e ".[dev]"
-    python tests/goldens/make_kv_golden.py            # seconds
-    python tests/goldens/make_kv_golden.py --check    # compute again and compare, write nothing
+    python -m tools.goldens.make_kv_golden            # seconds
+    python -m tools.goldens.make_kv_golden --check    # compute again and compare, write nothing
 
 `expected.safetensors` has, for each run in `meta.json`, `<run>.trajectory`: the noise and the latents after every step,
 (steps + 1, pictures, n, 128), and `<run>.image`: (pictures, h, w, 3), 8 bits. References are those of `tiny/meta.json`.
@@ -17,10 +17,12 @@ from pathlib import Path
 import torch
 from diffusers import Flux2KleinKVPipeline
 from diffusers.utils import logging
-from make_goldens import File, asked_to_check
-from make_pipeline_golden import PIPELINES, REFERENCES, gradients, prepare
-from run_diffusers import load
 from safetensors.torch import load_file, save_file
+
+from tools.goldens import PIPELINES
+from tools.goldens.make_goldens import File, asked_to_check
+from tools.goldens.make_pipeline_golden import REFERENCES, gradients, prepare
+from tools.goldens.run_diffusers import load
 
 FOLDER = PIPELINES / "kv"
 RUNS = {

@@ -1,7 +1,7 @@
 """Writes the page of parity, notebooks/parity.md: how far each block is from what diffusers and transformers compute.
 
-    python tests/write_parity.py            run the comparisons and write the page
-    python tests/write_parity.py --check    run them and compare with the page; exit 1 if it promises too much
+    python -m tools.write_parity            run the comparisons and write the page
+    python -m tools.write_parity --check    run them and compare with the page; exit 1 if it promises too much
 
 The numbers are those of the tests themselves: `test_parity_blocks.py`, `test_pipeline_golden.py` and klein-nano's
 pictures in `nano/test_nano.py` are run, and every comparison that they make is noted down.
@@ -23,7 +23,8 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")  # as conftest.py does: before MLX
 
 import mlx.core as mx
 import pytest
-from golden_tools import GOLDENS
+
+from tools.goldens import GOLDENS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "notebooks" / "parity.md"
@@ -108,7 +109,7 @@ also draws klein-nano's files as they are: five pictures differ by {levels:.0f} 
 ```sh
 make setup
 .venv/bin/python -m pytest tests/test_parity_blocks.py tests/test_pipeline_golden.py
-.venv/bin/python tests/write_parity.py --check
+.venv/bin/python -m tools.write_parity --check
 ```
 
 The reference values are in [`tests/goldens`](../tests/goldens) and [`tests/pipelines`](../tests/pipelines), with the

@@ -3,8 +3,8 @@
 Nothing here depends on MLX or on kleinlite; the tests only read what this writes. To make it again:
 
     pip install -e ".[dev]"
-    python tests/goldens/make_z_image_golden.py            # seconds
-    python tests/goldens/make_z_image_golden.py --check   # compute again and compare, write nothing else
+    python -m tools.goldens.make_z_image_golden            # seconds
+    python -m tools.goldens.make_z_image_golden --check   # compute again and compare, write nothing else
 
 The model is a folder in the released layout, its weights bfloat16 and its transformer in three shards.
 `expected.safetensors` has what diffusers makes of it in float32:
@@ -27,10 +27,12 @@ import torch
 import transformers
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from diffusers.utils import logging
-from make_goldens import CASES, Draw, File, asked_to_check, randomise
-from make_pipeline_golden import PIPELINES, check, make_tokenizer, rounded
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3Model
+
+from tools.goldens import PIPELINES
+from tools.goldens.make_goldens import CASES, Draw, File, asked_to_check, randomise
+from tools.goldens.make_pipeline_golden import check, make_tokenizer, rounded
 
 FOLDER = PIPELINES / "z_image"
 CHAT = """{% for m in messages %}<|im_start|>{{ m.role }}

@@ -4,7 +4,7 @@ mflux's own classes with small numbers, its own quantization and its own saver, 
 of `tests/pipelines/tiny`. To make the folder again, in an environment of its own:
 
     pip install "mflux==0.24.0" "mlx[cpu]"
-    python tests/goldens/make_mflux_golden.py
+    python -m tools.goldens.make_mflux_golden
 
 `klein-mflux-q4` is the folder as mflux writes it: 4 bits, but one matrix in 8 bits, one in bfloat16, and an autoencoder
 whose matrices are too small to be quantized. `expected.safetensors`, computed in float32: `features` of PROMPT's own
@@ -14,7 +14,6 @@ tokens, `velocity` at TIME from `latents` and all features, `decoded` from `late
 import json
 import shutil
 from importlib.metadata import version
-from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -32,7 +31,9 @@ from mflux.models.flux2.weights.flux2_weight_definition import Flux2KleinWeightD
 from mlx.utils import tree_map_with_path
 from transformers import AutoTokenizer
 
-FOLDER = Path(__file__).parents[1] / "pipelines" / "mflux"
+from tools.goldens import PIPELINES
+
+FOLDER = PIPELINES / "mflux"
 TOKENIZER = FOLDER.parent / "tiny" / "tokenizer"
 PROMPT = "a red circle"
 OUT_LAYERS = (1, 2)

@@ -5,8 +5,8 @@ only read the files; run this program to make them again, or to make more of the
 
     python -m venv .venv && . .venv/bin/activate
     pip install -e ".[dev]"                 # torch, diffusers, transformers among them; a CPU is enough
-    python tests/goldens/make_goldens.py            # write the files: seconds, once torch is imported
-    python tests/goldens/make_goldens.py --check    # write nothing: compute again, compare with files and tables
+    python -m tools.goldens.make_goldens            # write the files: seconds, once torch is imported
+    python -m tools.goldens.make_goldens --check    # write nothing: compute again, compare with files and tables
 
 Every module is tiny and random, with a different size for everything that could be swapped by mistake. Each
 block runs on an ordinary input (rms 1) and on a small one (rms 0.01), because a wrong epsilon only shows when
@@ -21,7 +21,6 @@ import math
 import re
 import time
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,7 +53,8 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-GOLDENS = Path(__file__).parent
+from tools.goldens import GOLDENS
+
 CASES = {"ordinary": 1.0, "small": 0.01}
 
 

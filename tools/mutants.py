@@ -1,8 +1,8 @@
 """How much do the tests notice? Two hundred small faults, planted one at a time in the hand-written rooms.
 
-    python tests/mutants.py map          run every test once and note which lines it runs, in .mutants/
-    python tests/mutants.py              plant the faults in copies of the last commit, and count who catches them
-    python tests/mutants.py --count 20   fewer of them
+    python -m tools.mutants map          run every test once and note which lines it runs, in .mutants/
+    python -m tools.mutants              plant the faults in copies of the last commit, and count who catches them
+    python -m tools.mutants --count 20   fewer of them
 
 A fault is a comparison turned, a constant changed or a line left out; a seed chooses them. Against each run the tests
 that run its line, the quick tier first, the fastest first, until one fails. Both tiers meet the same faults, so what
@@ -115,7 +115,7 @@ def write_map() -> None:
     NOTES.mkdir(exist_ok=True)
     report = NOTES / "tests.json"
     report.unlink(missing_ok=True)
-    options = ["-n", "2", "--dist", "loadfile", "-p", "tests.mutants", "--cov=kleinlite", "--cov-context=test"]
+    options = ["-n", "2", "--dist", "loadfile", "-p", "tools.mutants", "--cov=kleinlite", "--cov-context=test"]
     os.environ |= {"COVERAGE_FILE": str(NOTES / "coverage"), "KLEINLITE_TESTS": str(report)}
     run_pytest(ROOT, *options, "--cov-report=")
 

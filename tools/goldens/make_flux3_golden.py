@@ -6,8 +6,8 @@ from there, too. Computed again are the runs and the parts of the transformer in
 pictures alone, prepared references, and `small.*` stay as they were made with 0.42.1. To compute again:
 
     pip install "diffusers>=0.42.1" torch transformers pillow safetensors accelerate
-    python tests/goldens/make_flux3_golden.py            # seconds
-    python tests/goldens/make_flux3_golden.py --check    # compute again and compare, write nothing
+    python -m tools.goldens.make_flux3_golden            # seconds
+    python -m tools.goldens.make_flux3_golden --check    # compute again and compare, write nothing
 
 `tests/pipelines/README.md` says what the tensors are called.
 """
@@ -15,7 +15,6 @@ pictures alone, prepared references, and `small.*` stay as they were made with 0
 import json
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,7 +24,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, Qwen3VLForConditionalGeneration
 
-FOLDER = Path(__file__).parents[1] / "pipelines" / "flux3"
+from tools.goldens import PIPELINES
+
+FOLDER = PIPELINES / "flux3"
 TOLERANCE = 2e-5  # of the largest value; other machines round otherwise
 MODES = ("txt", "image", "image_cond")
 

@@ -1,22 +1,22 @@
 """Write the page on adapter files: eight spellings with how far each is from diffusers, and how files are refused.
 
-python tests/write_adapters.py
+python -m tools.write_adapters
 """
 
 import json
 import sys
 from pathlib import Path
 
+sys.path.extend(str(Path(__file__).parents[1] / "tests" / room) for room in ("", "models"))
+
 import mlx.core as mx
+from test_lora_files import META, OWN, Golden, attach, detach, open_adapter
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "models"))
-from test_lora_files import META, OWN, Golden, attach, detach, open_adapter  # noqa: E402
-
 PAGE = ROOT / "notebooks" / "adapters.md"
 HEAD = """# Adapter files
 
-<!-- written by tests/write_adapters.py -->
+<!-- written by tools/write_adapters.py -->
 
 > Will kleinlite read my LoRA, and draw what it was made for?
 

@@ -1,7 +1,7 @@
 """Draw with nano and the adapters that come with it in diffusers, and keep it for tests/nano/test_bundled_adapters.py.
 
     pip install -e ".[dev]"
-    python tests/goldens/make_nano_lora_golden.py
+    python -m tools.goldens.make_nano_lora_golden
 
 The files are read by diffusers' loader, as they are bundled and in the layout for ComfyUI. Run it again whenever nano's
 weights or its adapters change.
@@ -12,15 +12,15 @@ from pathlib import Path
 
 import mlx.core as mx
 import torch
-from make_nano_golden import whole
-from run_diffusers import draw, load
 
 from kleinlite.klein import Klein
 from kleinlite.lora import LoRA
 from kleinlite.models.lora_files import find_adapter, open_adapter, write_adapter
 from kleinlite.sampling import noise
+from tools.goldens import GOLDENS
+from tools.goldens.make_nano_golden import whole
+from tools.goldens.run_diffusers import draw, load
 
-HERE = Path(__file__).parent
 # name → prompt, adapters with their scales, layout
 CASES = {
     "cross": ("a green cross on a yellow background", {"cross": 1.0}, "diffusers"),
@@ -62,7 +62,7 @@ def main() -> None:
             picture = draw(pipeline, settings, prompt, size=(96, 96), noise=start)
             pipeline.unload_lora_weights()
             rows[case] = mx.array(memoryview(picture.tobytes())).reshape(96, 96, 3)
-    mx.save_safetensors(str(HERE / "nano_lora.safetensors"), rows)
+    mx.save_safetensors(str(GOLDENS / "nano_lora.safetensors"), rows)
     print("wrote", ", ".join(rows))
 
 

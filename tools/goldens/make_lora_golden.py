@@ -1,7 +1,7 @@
 """Write adapters for `pipelines/tiny`, what diffusers and PEFT compute with them, and files that must be refused.
 
     pip install -e ".[dev]"
-    python tests/goldens/make_lora_golden.py
+    python -m tools.goldens.make_lora_golden
 
 One adapter, `a`, in nine spellings; `b` of mixed rank, with every matrix outside the blocks; a DoRA, a LoKr, a LoHa.
 The spellings are made here from what PEFT saved, without kleinlite. What must come out is in `expected.safetensors`,
@@ -17,11 +17,12 @@ import torch
 from diffusers import Flux2KleinPipeline
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
-from run_diffusers import load
 from safetensors.torch import load_file, save_file
 
-HERE = Path(__file__).parent
-OUT, TINY = HERE / "lora", HERE.parent / "pipelines" / "tiny"
+from tools.goldens import GOLDENS, PIPELINES
+from tools.goldens.run_diffusers import load
+
+OUT, TINY = GOLDENS / "lora", PIPELINES / "tiny"
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 FEED = ("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out")
 OUTSIDE = (

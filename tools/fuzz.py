@@ -1,4 +1,4 @@
-"""The long run of what the tests do briefly: `make fuzz`, or python tests/models/fuzz.py SECONDS [SEED].
+"""The long run of what the tests do briefly: `make fuzz`, or python -m tools.fuzz SECONDS [SEED].
 
 Until the time is over, in turn: headers of weight files, and adapter files in nine spellings. Ends with a traceback,
 and the seed, where something was read that the safetensors library refuses, read otherwise, or refused without a
@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.extend(str(Path(__file__).parents[1] / "tests" / room) for room in ("", "models"))
 
 import mlx.core as mx
 from damage import (
@@ -27,8 +27,9 @@ from stand_in_hub import TINY
 from kleinlite.errors import USER_ERRORS
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.lora_files import describe_adapter, open_adapter
+from tools.goldens import GOLDENS
 
-ADAPTERS = sorted((Path(__file__).parents[1] / "goldens" / "lora").glob("a-*.safetensors"))
+ADAPTERS = sorted((GOLDENS / "lora").glob("a-*.safetensors"))
 
 
 def told_shortly(error: Exception, path: Path) -> bool:

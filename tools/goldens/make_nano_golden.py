@@ -1,7 +1,7 @@
 """Draw with klein-nano's bundled files in diffusers' own pipeline, and keep the pictures for tests/nano/test_nano.py.
 
     pip install -e ".[dev]"
-    python tests/goldens/make_nano_golden.py
+    python -m tools.goldens.make_nano_golden
 
 From the noise of kleinlite's seed 7, float32, on a CPU. Run it again whenever nano's weights change.
 """
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import mlx.core as mx
 import torch
-from run_diffusers import draw, load
 
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.configs import open_folder
 from kleinlite.sampling import noise
+from tools.goldens import GOLDENS
+from tools.goldens.run_diffusers import draw, load
 
-HERE = Path(__file__).parent
 PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 # name → model, prompt, size, steps, guidance, references (names of earlier pictures)
 CASES = {
@@ -51,7 +51,7 @@ def main() -> None:
             images=[pictures[r] for r in references],
         )  # fmt: skip
     rows = {name: mx.array(memoryview(p.tobytes())).reshape(p.height, p.width, 3) for name, p in pictures.items()}
-    mx.save_safetensors(str(HERE / "nano.safetensors"), rows)
+    mx.save_safetensors(str(GOLDENS / "nano.safetensors"), rows)
     print("wrote", ", ".join(pictures))
 
 
