@@ -20,7 +20,7 @@ from kleinlite.cpu import (
     softmax,
     upsample_conv2d,
 )
-from kleinlite.cpu.quantized import quantized_matmul
+from kleinlite.cpu.quantized_matmul import quantized_matmul
 
 
 def time_ratio(own: Callable, theirs: Callable, *args: mx.array, rounds: int = 7) -> float:

@@ -24,8 +24,8 @@ from mlx.utils import tree_flatten
 
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.files import write_json
-from kleinlite.inference.memory_check import all_parts_fit
-from kleinlite.inference.memory_plan import MemoryPlan, compute_dtype
+from kleinlite.inference.machine_memory import all_parts_fit
+from kleinlite.inference.picture_memory import MemoryPlan, compute_dtype
 from kleinlite.klein import Klein
 from kleinlite.memory import count_parameters, count_prompt, count_step
 from kleinlite.models.checkpoint import resolve_model

@@ -22,7 +22,7 @@ from benchmarks.turns import race
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.formats import load_weights
-from kleinlite.models.quantize import plain_matrix, quantize, should_quantize
+from kleinlite.models.quantize_network import plain_matrix, quantize, should_quantize
 from kleinlite.pipeline import to_pixels
 from kleinlite.position_ids import rope_table
 from kleinlite.quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec, quantize_matrix

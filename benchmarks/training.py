@@ -14,14 +14,14 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from kleinlite.cpu import setup, speed_up
-from kleinlite.inference.memory_plan import compute_dtype
+from kleinlite.inference.picture_memory import compute_dtype
 from kleinlite.lora import attach, freeze_except, new_deltas
 from kleinlite.models.configs import RELEASED_CONFIGS
-from kleinlite.models.quantize import quantize
+from kleinlite.models.quantize_network import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.trainer.checkpointing import enable_gradient_checkpointing
-from kleinlite.trainer.memory_plan import COPIES, plan_training
+from kleinlite.trainer.training_memory import COPIES, plan_training
 from kleinlite.training import velocity_loss
 from kleinlite.transformer import Transformer, TransformerConfig
 

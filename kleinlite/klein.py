@@ -24,9 +24,9 @@ from .errors import UserError
 from .inference.fast_preview import preview_pixels
 from .inference.loaded_model import LoadedModel
 from .inference.loras import Loras
-from .inference.memory_plan import MemoryPlan, compute_dtype
 from .inference.parts import Parts
 from .inference.picture_file import remember
+from .inference.picture_memory import MemoryPlan, compute_dtype
 from .inference.request import Options, Request, as_reference, check_request
 from .inference.serialized import run_serialized
 from .kv_cache import cached_velocity_field

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kleinlite.flux3 import Flux3Config
-from kleinlite.inference.memory_check import plan_networks, window_configs
+from kleinlite.inference.machine_memory import plan_networks, window_configs
 from kleinlite.memory import count_prompt, count_step
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.registry import MODELS

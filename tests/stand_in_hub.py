@@ -228,7 +228,7 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda _: None))  # between tries
         monkeypatch.setattr(
-            "kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**12, 10**12)
+            "kleinlite.inference.machine_memory.machine_memory", lambda held=0: (10**12, 10**12)
         )  # for what "4b" would take
         server.cache = tmp_path / "cache"
         yield server

@@ -33,13 +33,13 @@ from kleinlite.flux3 import (
     flux3_velocity_field,
     mode_ids,
 )
-from kleinlite.inference.memory_check import plan_model
+from kleinlite.inference.machine_memory import plan_model
 from kleinlite.inference.picture_file import picture_info
 from kleinlite.klein import Klein
+from kleinlite.models.adapters.file import list_targets, matrix_shapes, open_adapter
 from kleinlite.models.describe import describe
 from kleinlite.models.export import quantize_model
 from kleinlite.models.families.flux3 import FLUX3, FLUX3_NAMES, count_window
-from kleinlite.models.lora_files import list_targets, matrix_shapes, open_adapter
 from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES
 from kleinlite.pipeline import prepare_reference, to_images, to_pixels
 from kleinlite.position_ids import apply_rope, rope_table

@@ -1,4 +1,4 @@
-"""Chapter 14: what adapters add, and that they leave no trace. Their files: `models/test_lora_files`."""
+"""Chapter 14: what adapters add, and that they leave no trace. Their files: `models/adapters/test_file`."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -6,7 +6,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from kleinlite.lora import MATRIX_KINDS, LoRA, attach, detach, freeze_except, linear_layers, new_deltas, rescale
-from kleinlite.models.quantize import quantize
+from kleinlite.models.quantize_network import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.training import initialize

@@ -13,9 +13,9 @@ from waiting import HANGS
 
 from benchmarks import picture
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
-from kleinlite.inference import memory_check
-from kleinlite.inference.memory_check import check_memory
-from kleinlite.inference.memory_plan import BESIDE_STRIPS, MemoryPlan, plan_memory
+from kleinlite.inference import machine_memory
+from kleinlite.inference.machine_memory import check_memory
+from kleinlite.inference.picture_memory import BESIDE_STRIPS, MemoryPlan, plan_memory
 from kleinlite.klein import Klein
 from kleinlite.memory import count_parameters
 from kleinlite.models.checkpoint import open_checkpoint
@@ -79,7 +79,7 @@ def test_the_peak_with_parts_released_and_with_all_loaded():
     "bits, word", [((16, 8, 4), "quantize=8"), ((32, 16, 4), "quantize=4"), ((32, 32, 32), "smaller")]
 )
 def test_what_cannot_fit_is_refused_with_the_way_out(monkeypatch, bits, word):
-    monkeypatch.setattr(memory_check, "machine_memory", lambda held=0: (10 * 10**9, 7 * 10**9))
+    monkeypatch.setattr(machine_memory, "machine_memory", lambda held=0: (10 * 10**9, 7 * 10**9))
     whole, eight, four = (MemoryPlan(0, n * 10**9, 0, 0, 0, 0) for n in bits)
     with pytest.raises(MemoryError, match=rf"takes {bits[0]}\.0 GB .* has 10\.0 GB: .*{word}"):
         check_memory({None: whole, 8.5: eight, 4.5: four}.get, (8, 4))
@@ -87,7 +87,7 @@ def test_what_cannot_fit_is_refused_with_the_way_out(monkeypatch, bits, word):
 
 
 def test_the_machine_has_memory():
-    whole, usable = memory_check.machine_memory()
+    whole, usable = machine_memory.machine_memory()
     assert 2**30 < usable <= whole < 2**50
 
 
@@ -101,7 +101,7 @@ def test_bits_of_a_large_part_are_those_of_its_files(monkeypatch):
 def test_the_plan_is_near_what_is_measured():
     """Within a third, for the network that takes most: the decoder, and for nano's step at 256 × 256."""
     klein = Klein.from_pretrained("nano")
-    plan = memory_check.plan_model(klein._model.checkpoint, width=256, height=256, bits=32)
+    plan = machine_memory.plan_model(klein._model.checkpoint, width=256, height=256, bits=32)
     others = mx.get_active_memory()  # what other tests keep
     measured = picture.measure(klein, 256, 1)
     step, decode = plan.transformer + plan.step, plan.transformer + plan.autoencoder + plan.decode
@@ -123,7 +123,7 @@ MEASURED = r"""
 import re, sys
 from pathlib import Path
 from kleinlite import Klein
-from kleinlite.inference.memory_check import BESIDE_ARRAYS, WORK_SPACE
+from kleinlite.inference.machine_memory import BESIDE_ARRAYS, WORK_SPACE
 klein = Klein.from_pretrained()
 size = int(sys.argv[1])
 plan = klein.plan_memory(width=size, height=size).peak_bytes
@@ -147,16 +147,16 @@ def test_a_process_takes_no_more_than_a_limit_leaves_for_it():
 
 @pytest.mark.skipif(mx.device_info().get("memory_size") is not None, reason="a GPU says what it has")
 def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory_check, "CONTAINER_LIMIT", tmp_path / "memory.max")
-    whole, _ = memory_check.machine_memory()
-    for limit, total in (("8000000000\n", (8e9 - memory_check.WORK_SPACE) / 1.3), ("max\n", whole)):
-        memory_check.CONTAINER_LIMIT.write_text(limit)
-        assert memory_check.machine_memory()[0] == pytest.approx(total, rel=1e-6)
+    monkeypatch.setattr(machine_memory, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    whole, _ = machine_memory.machine_memory()
+    for limit, total in (("8000000000\n", (8e9 - machine_memory.WORK_SPACE) / 1.3), ("max\n", whole)):
+        machine_memory.CONTAINER_LIMIT.write_text(limit)
+        assert machine_memory.machine_memory()[0] == pytest.approx(total, rel=1e-6)
 
 
 LIMITED = """
 import resource
-from kleinlite.inference.memory_check import machine_memory
+from kleinlite.inference.machine_memory import machine_memory
 resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, -1))
 print(machine_memory()[0])
 """
@@ -166,7 +166,7 @@ print(machine_memory()[0])
 def test_the_limit_of_a_shell_counts():
     """`ulimit -v`: beyond it MLX ends the process."""
     end = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=HANGS)
-    assert int(end.stdout) == pytest.approx((8 * 10**9 - memory_check.WORK_SPACE) / 1.3, rel=0.01), end.stderr
+    assert int(end.stdout) == pytest.approx((8 * 10**9 - machine_memory.WORK_SPACE) / 1.3, rel=0.01), end.stderr
 
 
 WINDOWS = """

@@ -16,10 +16,10 @@ from small_nano import launch
 from kleinlite.errors import UserError
 from kleinlite.inference.cluster import Cluster
 from kleinlite.lora import LoRA, attach
-from kleinlite.lora_variants import DoRA
+from kleinlite.models.adapters.variants import DoRA
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.families import network_of
-from kleinlite.models.quantize import quantize
+from kleinlite.models.quantize_network import quantize
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.sharding import check_shares, common_divisor, find_cuts, held_share, shard
 from kleinlite.text_encoder import TextEncoder
@@ -33,8 +33,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from kleinlite.cpu import setup
 from kleinlite.flux3 import Flux3Config, Flux3Transformer, flux3_velocity_field
 from kleinlite.lora import LoRA, attach, linear_layers, matrix_shape
-from kleinlite.lora_variants import Hadamard, SplitAdapter
-from kleinlite.models.quantize import quantize, quantized_layer
+from kleinlite.models.adapters.variants import Hadamard, SplitAdapter
+from kleinlite.models.quantize_network import quantize, quantized_layer
 from kleinlite.pipeline import velocity_field
 from kleinlite.quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
 from kleinlite.sharding import held_share, shard

@@ -17,7 +17,7 @@ from PIL import Image
 
 from kleinlite.checkpoints import rename
 from kleinlite.cli import main
-from kleinlite.inference.memory_check import plan_model
+from kleinlite.inference.machine_memory import plan_model
 from kleinlite.inference.picture_file import picture_info
 from kleinlite.klein import Klein
 from kleinlite.models import checkpoint as opening
@@ -458,7 +458,7 @@ def test_an_adapter_of_the_other_family(tmp_path):
 
 
 def test_adapters_are_not_trained_on_it():
-    from kleinlite.trainer.memory_plan import plan_training
+    from kleinlite.trainer.training_memory import plan_training
 
     configs = golden().klein.parts.configs
     with pytest.raises(ValueError, match="trains no adapters for Z-Image"):

@@ -1,8 +1,8 @@
 """A quick training, for the tests of the trainer."""
 
 from kleinlite.klein import Klein
+from kleinlite.trainer.adapter import LoraTrainer
 from kleinlite.trainer.folder import read_folder
-from kleinlite.trainer.lora import LoraTrainer
 from kleinlite.trainer.settings import Settings
 
 QUICK = Settings(rank=2, steps=4, rate=1e-3, batch=2, accumulate=2, every=2)

@@ -25,8 +25,8 @@ from damage import (
 from stand_in_hub import TINY
 
 from kleinlite.errors import USER_ERRORS
+from kleinlite.models.adapters.file import describe_adapter, open_adapter
 from kleinlite.models.checkpoint import open_checkpoint
-from kleinlite.models.lora_files import describe_adapter, open_adapter
 from tools.goldens import GOLDENS
 
 ADAPTERS = sorted((GOLDENS / "lora").glob("a-*.safetensors"))

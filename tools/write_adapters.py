@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.extend(str(Path(__file__).parents[1] / "tests" / room) for room in ("", "models"))
+sys.path.extend(str(Path(__file__).parents[1] / "tests" / room) for room in ("", "models", "models/adapters"))
 
 import mlx.core as mx
-from test_lora_files import META, OWN, Golden, attach, detach, open_adapter
+from test_file import META, OWN, Golden, attach, detach, open_adapter
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "notebooks" / "adapters.md"

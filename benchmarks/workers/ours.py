@@ -13,7 +13,7 @@ from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.cpu import attention, bfloat16_name, blas_name, setup, silu, speed_up
 from kleinlite.inference.strips import use_strips
 from kleinlite.models.formats import load_weights
-from kleinlite.models.quantize import quantize
+from kleinlite.models.quantize_network import quantize
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig

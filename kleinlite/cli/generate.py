@@ -18,16 +18,16 @@ from ..files import check_replaceable
 from ..inference import picture_file
 from ..inference.loaded_model import LoadedModel
 from ..inference.loras import Loras, find_recorded_loras
+from ..inference.machine_memory import FEWER_BITS, check_memory, plan_request
 from ..inference.machines import from_first, say_who_is_lost
-from ..inference.memory_check import FEWER_BITS, check_memory, plan_request
-from ..inference.memory_plan import compute_dtype
+from ..inference.picture_memory import compute_dtype
 from ..inference.request import Options, Request, check_request
 from ..inference.serialized import run_serialized
 from ..klein import Klein
+from ..models.adapters.file import Adapter, open_adapter
 from ..models.checkpoint import ModelInfo
 from ..models.describe import ModelFacts, describe, is_here
 from ..models.download import Access, find_cached_parts
-from ..models.lora_files import Adapter, open_adapter
 from ..nano.limits import describe_limits
 from .shared import check_folder, ctrl_c, name_quantization
 from .words import read_prompts

@@ -11,8 +11,8 @@ from .. import __version__
 from ..cpu import bfloat16_name, blas_name, setup
 from ..errors import printable
 from ..inference.picture_file import read_metadata
+from ..models.adapters.file import describe_adapter, find_adapter, open_adapter
 from ..models.files import looks_like_weights
-from ..models.lora_files import describe_adapter, find_adapter, open_adapter
 
 
 def run(args: argparse.Namespace) -> None:

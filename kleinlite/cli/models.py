@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from ..inference import memory_check
-from ..inference.memory_check import FEWER_BITS, plan_model
+from ..inference import machine_memory
+from ..inference.machine_memory import FEWER_BITS, plan_model
 from ..memory import count_parameters
 from ..models.describe import describe
 from ..models.families import network_of
@@ -13,7 +13,7 @@ from ..quantization import QUANT_SPECS
 
 
 def run(args: argparse.Namespace) -> None:
-    whole = memory_check.machine_memory()[0] / 1e9
+    whole = machine_memory.machine_memory()[0] / 1e9
     head = "name", "steps", "parameters", "memory, GB", "download", "license", "fits", "here"
     rows = [head, *map(describe_model, [*BUNDLED, *MODELS])]
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -44,7 +44,7 @@ def describe_model(name: str) -> tuple[str, ...]:
         networks: list[Any] = [facts.configs.transformer, facts.configs.text_encoder]
         counts = [count_parameters(network_of(cfg), cfg) for cfg in networks]
         here = "bundled"
-    fitting = [bits for bits in peaks if peaks[bits] <= memory_check.machine_memory()[0]]
+    fitting = [bits for bits in peaks if peaks[bits] <= machine_memory.machine_memory()[0]]
     fits = "no" if not fitting else "yes" if fitting[0] is None else f"--quantize {fitting[0]}"
     shown = [peaks[bits] for bits in (None, 8, 4) if bits in peaks]
     return (

@@ -4,16 +4,16 @@ import argparse
 
 from ..errors import UserError
 from ..inference.loaded_model import LoadedModel
-from ..inference.memory_plan import compute_dtype
+from ..inference.picture_memory import compute_dtype
 from ..inference.serialized import run_serialized
 from ..klein import Klein
 from ..models.checkpoint import open_checkpoint
 from ..models.describe import check_base, describe
 from ..models.download import Access
+from ..trainer.adapter import LoraTrainer, check_output
 from ..trainer.folder import read_folder
-from ..trainer.lora import LoraTrainer, check_output
-from ..trainer.memory_plan import check_plan, plan_training
 from ..trainer.settings import Settings
+from ..trainer.training_memory import check_plan, plan_training
 from .shared import check_folder
 
 

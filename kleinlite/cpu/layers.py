@@ -12,7 +12,7 @@ from ..quantization import QuantizedLinear
 from ..transformer import SwiGLU, Transformer
 from .bfloat16 import find_library, library_for
 from .operations import FAST, attention, silu
-from .quantized import quantized_matmul
+from .quantized_matmul import quantized_matmul
 
 
 def speed_up(module: nn.Module, bfloat16: bool = True) -> None:

@@ -6,12 +6,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import UserError
-from ..lora_variants import DoRA, Kronecker
+from ..models.adapters.variants import DoRA, Kronecker
 from ..models.checkpoint import Checkpoint
 from ..sharding import common_divisor, shard
 from ..text_encoder import TextEncoder
+from .machine_memory import machine_memory, plan_model
 from .machines import from_first, least
-from .memory_check import machine_memory, plan_model
 from .request import Request
 
 __all__ = ["Cluster"]

@@ -18,9 +18,9 @@ from ..models.download import ANYWHERE, Access
 from .cluster import Cluster
 from .fast_preview import fit_preview
 from .loras import Loras
-from .memory_check import FEWER_BITS, all_parts_fit, check_memory, plan_request
-from .memory_plan import MemoryPlan, compute_dtype
+from .machine_memory import FEWER_BITS, all_parts_fit, check_memory, plan_request
 from .parts import PartStore
+from .picture_memory import MemoryPlan, compute_dtype
 from .prompts import PromptEncoder
 from .request import Request
 from .serialized import run_serialized

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..lora import attach, detach, rescale
+from ..models.adapters.file import Adapter, find_adapter, open_adapter
 from ..models.families import TransformerNumbers
-from ..models.lora_files import Adapter, find_adapter, open_adapter
 from ..sharding import SummedLinear
 from ..transformer import Transformer
 from .request import describe

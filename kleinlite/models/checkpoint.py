@@ -27,8 +27,8 @@ from .families.family import Rules
 from .fields import say_once
 from .files import ModelFolder, WeightFiles, check_file, find_index, open_weights, read_json
 from .formats import GROUP, assemble, check_packing, find_quant_spec, load_weights
-from .mlx_folders import MlxFolder, infer_text_encoder, name_of_variant, open_mlx_files
-from .quantize import join, quantize as quantize_module
+from .other_programs import MlxFolder, infer_text_encoder, name_of_variant, open_mlx_files
+from .quantize_network import join, quantize as quantize_module
 from .registry import FOLDERS, PARTS, TAEF2_FILE, find_bundled, find_released
 
 SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded

@@ -15,7 +15,7 @@ from .families.taef2 import LAYER, own_name
 from .fields import check_words
 from .files import ModelFolder, WeightFiles, find_index, read_json
 from .formats import check_packing
-from .mlx_folders import find_mlx_folder
+from .other_programs import find_mlx_folder
 from .registry import MODELS
 
 WRAPPER = re.compile(r"(^|\.)(_\w+\.)+")  # modules around modules: _orig_mod., _fsdp_wrapped_module.

@@ -24,8 +24,8 @@ from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec, quantize_mat
 from .checkpoint import Checkpoint, PartsArgument, open_checkpoint
 from .download import ANYWHERE, Access
 from .files import INDEX, list_files, read_json
-from .mlx_folders import MlxFolder
-from .quantize import plain_matrix, should_quantize
+from .other_programs import MlxFolder
+from .quantize_network import plain_matrix, should_quantize
 
 DIFFUSERS_STEM = "diffusion_pytorch_model"  # how diffusers calls a part's weights
 DRAFT = ".partial"

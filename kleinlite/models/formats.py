@@ -18,7 +18,7 @@ from mlx.utils import tree_unflatten
 
 from ..errors import UserError, clip
 from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
-from .quantize import quantized_layer
+from .quantize_network import quantized_layer
 
 NOTHING: Mapping[str, Any] = {}
 GROUP = 64  # weights that share a scale, where mflux has quantized

@@ -23,9 +23,9 @@ from kleinlite import __version__, klein as klein_module, picture_info, save_pic
 from kleinlite.cli import parse_size
 from kleinlite.cli.generate import list_notes
 from kleinlite.inference.prompts import PromptEncoder
+from kleinlite.models.adapters.file import find_adapter
 from kleinlite.models.describe import describe
 from kleinlite.models.download import Access, fetch_model
-from kleinlite.models.lora_files import find_adapter
 from kleinlite.models.registry import BUNDLED, MODELS
 
 OFFLINE = Access(local_files_only=True)
@@ -370,8 +370,8 @@ def test_models_lists_every_name(capsys):
 
 
 def test_models_says_what_fits(capsys, monkeypatch):
-    monkeypatch.setattr("kleinlite.inference.memory_plan.compute_dtype", lambda: mx.float32)
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (6 * 10**9, 4 * 10**9))
+    monkeypatch.setattr("kleinlite.inference.picture_memory.compute_dtype", lambda: mx.float32)
+    monkeypatch.setattr("kleinlite.inference.machine_memory.machine_memory", lambda held=0: (6 * 10**9, 4 * 10**9))
     assert run("models") == 0
     out = capsys.readouterr().out
     rows = {line.split()[0]: line for line in out.splitlines() if line}
@@ -382,7 +382,7 @@ def test_models_says_what_fits(capsys, monkeypatch):
 
 def test_readme_says_the_same_of_models(capsys, monkeypatch):
     """Memory, download and licence, to the rounding of the page, whose memory is that of a GPU."""
-    monkeypatch.setattr("kleinlite.inference.memory_plan.compute_dtype", lambda: mx.bfloat16)
+    monkeypatch.setattr("kleinlite.inference.picture_memory.compute_dtype", lambda: mx.bfloat16)
     run("models")
     rows = {
         line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line and line.split()[0] in MODELS

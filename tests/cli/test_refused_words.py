@@ -150,15 +150,15 @@ def test_a_model_too_large_for_the_memory(tiny, refused, monkeypatch):
 
 
 def test_a_model_that_cannot_fit(tiny, hub, refused, monkeypatch):
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**5, 10**5))
+    monkeypatch.setattr("kleinlite.inference.machine_memory.machine_memory", lambda held=0: (10**5, 10**5))
     refused("takes GB of memory the machine has 0.0 GB", "generate", PROMPT, "--model", tiny)
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (8 * 10**9, 6 * 10**9))
+    monkeypatch.setattr("kleinlite.inference.machine_memory.machine_memory", lambda held=0: (8 * 10**9, 6 * 10**9))
     options = "--model", "4b", "--size", "512x512"
     refused("takes 9. GB of memory has 8.0 GB with --quantize 8", "generate", PROMPT, *options)
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**9, 10**9))
+    monkeypatch.setattr("kleinlite.inference.machine_memory.machine_memory", lambda held=0: (10**9, 10**9))
     refused("takes 9. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options)
     refused("takes 5. GB of memory has 1.0 GB a smaller model", "generate", PROMPT, *options, "--quantize", 8)
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (6 * 10**9, 6 * 10**9))
+    monkeypatch.setattr("kleinlite.inference.machine_memory.machine_memory", lambda held=0: (6 * 10**9, 6 * 10**9))
     refused("takes 6. GB of memory a smaller model", "generate", PROMPT, "--model", "4b-nvfp4", *options[2:])
     assert hub.requests == []  # 16 GB later would be late
 

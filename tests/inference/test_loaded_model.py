@@ -108,7 +108,7 @@ def test_what_you_ask_for_stays_and_may_be_changed():
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_where_memory_is_short_the_transformer_goes_too(monkeypatch, stop):
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**12, 1))
+    monkeypatch.setattr("kleinlite.inference.machine_memory.machine_memory", lambda held=0: (10**12, 1))
     klein = tiny()
     watched, stays = Watched(klein), []
     decode = Autoencoder.decode
@@ -141,7 +141,7 @@ def test_threads_that_ask_at_once_get_one_part():
 
 
 def test_where_memory_is_short_what_is_yours_stays(monkeypatch):
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**12, 1))
+    monkeypatch.setattr("kleinlite.inference.machine_memory.machine_memory", lambda held=0: (10**12, 1))
     klein = tiny()
     mine = klein.transformer
     klein("a", **WISH)
@@ -149,7 +149,7 @@ def test_where_memory_is_short_what_is_yours_stays(monkeypatch):
 
 
 def test_a_picture_too_large_is_refused_before_anything_is_read(monkeypatch):
-    monkeypatch.setattr("kleinlite.inference.memory_check.machine_memory", lambda held=0: (10**6, 10**6))
+    monkeypatch.setattr("kleinlite.inference.machine_memory.machine_memory", lambda held=0: (10**6, 10**6))
     klein = tiny()
     watched = Watched(klein)
     with pytest.raises(MemoryError, match="smaller picture"):

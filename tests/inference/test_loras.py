@@ -12,8 +12,8 @@ from kleinlite.cli import main
 from kleinlite.inference.loras import Loras
 from kleinlite.inference.picture_file import is_lora, read_metadata, remember
 from kleinlite.lora import LoRA, new_deltas
+from kleinlite.models.adapters.file import find_adapter, write_adapter
 from kleinlite.models.configs import RELEASED_CONFIGS
-from kleinlite.models.lora_files import find_adapter, write_adapter
 from kleinlite.transformer import Transformer
 
 PROMPT = "a red circle above a blue square"

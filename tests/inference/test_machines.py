@@ -15,7 +15,7 @@ from small_nano import launch
 from stand_in_hub import TINY
 from waiting import HANGS
 
-from kleinlite.inference.memory_check import plan_model
+from kleinlite.inference.machine_memory import plan_model
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.describe import describe

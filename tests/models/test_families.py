@@ -20,8 +20,8 @@ MODELS = Path(kleinlite.models.__file__).parent
 
 def test_only_its_own_file_names_a_family():
     """Klein's own names stand elsewhere only as what is taken where nothing else is said, and in its trainers."""
-    for path in [*MODELS.glob("*.py"), MODELS.parent / "inference" / "memory_check.py"]:
-        if path.name not in ("names.py", "registry.py", "mlx_folders.py"):  # tables of what files say
+    for path in [*MODELS.glob("*.py"), MODELS.parent / "inference" / "machine_memory.py"]:
+        if path.name not in ("names.py", "registry.py", "other_programs.py"):  # tables of what files say
             named = re.findall(
                 r"Z_IMAGE\b|ZImage\w*|FLUX3\b|Flux3\w*|(?:is|==) KLEIN\b|isinstance\([^)]*Config",
                 path.read_text("utf-8"),

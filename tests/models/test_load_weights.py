@@ -8,7 +8,7 @@ from packings import matrix
 
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.formats import find_quant_spec, load_weights
-from kleinlite.models.quantize import quantize
+from kleinlite.models.quantize_network import quantize
 from kleinlite.quantization import QUANT_SPECS, QuantizedLinear
 
 CPU = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="what is measured here is the CPU's way")

@@ -5,9 +5,9 @@ from trainings import QUICK
 
 from kleinlite.klein import Klein
 from kleinlite.nano.crosses import cross
-from kleinlite.trainer import lora as trainer_module
+from kleinlite.trainer import adapter as trainer_module
+from kleinlite.trainer.adapter import LoraTrainer
 from kleinlite.trainer.folder import read_folder
-from kleinlite.trainer.lora import LoraTrainer
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from safetensors import safe_open
 from stand_in_hub import Repository, released
 
 from kleinlite.cli import main
+from kleinlite.models.adapters.file import describe_adapter, open_adapter
 from kleinlite.models.checkpoint import resolve_model
-from kleinlite.models.lora_files import describe_adapter, open_adapter
 
 
 def test_the_command(folder, tmp_path, capsys):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kleinlite.klein import Klein
+from kleinlite.models.adapters.file import describe_adapter, open_adapter
 from kleinlite.models.checkpoint import resolve_model
-from kleinlite.models.lora_files import describe_adapter, open_adapter
 from kleinlite.nano.crosses import cross
+from kleinlite.trainer.adapter import LoraTrainer
 from kleinlite.trainer.folder import read_folder
-from kleinlite.trainer.lora import LoraTrainer
 from kleinlite.trainer.settings import Settings
 from kleinlite.training import learning_rate
 

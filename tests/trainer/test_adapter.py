@@ -18,12 +18,12 @@ from trainings import QUICK, trained
 
 from kleinlite.errors import FileError, UserError
 from kleinlite.klein import Klein
+from kleinlite.models.adapters.file import open_adapter
 from kleinlite.models.checkpoint import Checkpoint
-from kleinlite.models.lora_files import open_adapter
 from kleinlite.text_encoder import TextEncoder
-from kleinlite.trainer import memory_plan as plan_module
+from kleinlite.trainer import training_memory as plan_module
+from kleinlite.trainer.adapter import LoraTrainer, accumulating_step
 from kleinlite.trainer.folder import Example, read_folder
-from kleinlite.trainer.lora import LoraTrainer, accumulating_step
 from kleinlite.trainer.run import lock_folder
 from kleinlite.trainer.settings import Settings
 from kleinlite.training import velocity_loss

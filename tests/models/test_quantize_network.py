@@ -6,7 +6,7 @@ import pytest
 from mlx.utils import tree_flatten
 from packings import ERROR, error, matrix
 
-from kleinlite.models.quantize import QuantizedEmbedding, join, quantize
+from kleinlite.models.quantize_network import QuantizedEmbedding, join, quantize
 from kleinlite.quantization import QUANT_SPECS, QuantizedLinear, quantize_matrix
 
 
@@ -44,7 +44,7 @@ def test_the_largest_is_packed_first(monkeypatch):
         order.append(w.shape[0])
         return quantize_matrix(w, p)
 
-    monkeypatch.setattr("kleinlite.models.quantize.quantize_matrix", note)
+    monkeypatch.setattr("kleinlite.models.quantize_network.quantize_matrix", note)
     quantize(net, QUANT_SPECS[4], mx.float32)
     assert order == [1000, 128, 64]
 

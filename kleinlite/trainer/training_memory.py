@@ -11,12 +11,12 @@ import mlx.core as mx
 
 from ..autoencoder import AutoencoderConfig
 from ..errors import MemoryLimitError
-from ..inference.memory_check import machine_memory
-from ..inference.memory_plan import compute_dtype, plan_memory
+from ..inference.machine_memory import machine_memory
+from ..inference.picture_memory import compute_dtype, plan_memory
 from ..lora import rank_at
+from ..models.adapters.file import matrix_shapes
 from ..models.describe import check_trains
 from ..models.families import family_of
-from ..models.lora_files import matrix_shapes
 from ..text_encoder import TextEncoderConfig
 
 # Fitted to `python -m benchmarks.training`, which measures a step beside what is predicted here:

@@ -24,25 +24,25 @@ from kleinlite.lora import (
     freeze_except,
     linear_layers,
 )
-from kleinlite.models.checkpoint import load_part
-from kleinlite.models.configs import parse_config
-from kleinlite.models.families import KLEIN
-from kleinlite.models.files import looks_like_weights
-from kleinlite.models.lora_files import (
+from kleinlite.models.adapters.file import (
     describe_adapter,
     find_target,
     list_targets,
     open_adapter,
     write_adapter,
 )
+from kleinlite.models.checkpoint import load_part
+from kleinlite.models.configs import parse_config
+from kleinlite.models.families import KLEIN
+from kleinlite.models.files import looks_like_weights
 from kleinlite.models.names import TRANSFORMER_NAMES
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.sampling import euler
 from kleinlite.training import velocity_loss
 from kleinlite.transformer import Transformer, TransformerConfig
 
-HERE = Path(__file__).parent
-OWN = HERE.parent / "goldens" / "lora"  # made by tools/goldens/make_lora_golden.py, for tests/pipelines/tiny
+TESTS = Path(__file__).parents[2]
+OWN = TESTS / "goldens" / "lora"  # made by tools/goldens/make_lora_golden.py, for tests/pipelines/tiny
 
 
 META = json.loads((OWN / "meta.json").read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ class Golden:
     """A tiny model, what diffusers draws with it, and what we draw with what is attached."""
 
     def __init__(self):
-        tiny = HERE.parent / "pipelines" / "tiny"
+        tiny = TESTS / "pipelines" / "tiny"
         weights = tiny / "transformer"
         config = parse_config("transformer", json.loads((weights / "config.json").read_text(encoding="utf-8")))
         self.net = load_part(Transformer(config), weights, TRANSFORMER_NAMES, mx.float32)
@@ -339,7 +339,7 @@ def test_checked_by_shapes_alone(net, right, tmp_path, monkeypatch):
     path = write(tmp_path / "x.safetensors", right | {f"{L2}.dora_scale": mx.ones((64,))})
     adapter = open_adapter(path)
     for kind in ("LoRA", "DoRA"):
-        monkeypatch.setattr(f"kleinlite.models.lora_files.{kind}", None)
+        monkeypatch.setattr(f"kleinlite.models.adapters.file.{kind}", None)
     adapter.check(net.cfg)
     assert adapter.kind == "DoRA and LoRA"
     with pytest.raises(ValueError, match="and the matrix here is 3072 × 12288"):

@@ -6,8 +6,8 @@ import pytest
 from test_lora import apart, deltas_of, small_net  # noqa: F401, a fixture
 
 from kleinlite.lora import LoRA, attach, detach, linear_layers, matrix_shape
-from kleinlite.lora_variants import DoRA, Hadamard, Kronecker, SplitAdapter, weight_of
-from kleinlite.models.quantize import quantize
+from kleinlite.models.adapters.variants import DoRA, Hadamard, Kronecker, SplitAdapter, weight_of
+from kleinlite.models.quantize_network import quantize
 from kleinlite.quantization import QUANT_SPECS
 
 

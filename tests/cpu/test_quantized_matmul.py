@@ -8,7 +8,7 @@ from packings import ALL, matrix, product_case
 from peak_memory import peak_memory
 
 from kleinlite.cpu import speed_up
-from kleinlite.cpu.quantized import decode_e4m3, matmul_in_pieces, whole_words
+from kleinlite.cpu.quantized_matmul import decode_e4m3, matmul_in_pieces, whole_words
 from kleinlite.quantization import (
     QUANT_SPECS,
     UNQUANTIZED,

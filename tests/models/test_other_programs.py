@@ -15,7 +15,7 @@ from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.export import quantize_model
 from kleinlite.models.families.qwen3 import IMPLIED, OUT_LAYERS
-from kleinlite.models.mlx_folders import open_mlx_files
+from kleinlite.models.other_programs import open_mlx_files
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.quantization import QuantizedMatrix, QuantSpec, quantize_matrix
 

@@ -1,6 +1,6 @@
 """Whether a picture fits into this machine: the plan of a model that is here or known, and the refusal.
 
-The arithmetic is in `memory_plan`.
+The arithmetic is in `picture_memory`.
 """
 
 import os
@@ -20,7 +20,7 @@ from ..models.families import Configs, family_of, network_of
 from ..quantization import QUANT_SPECS
 from ..sharding import check_shares, common_divisor, held_share
 from ..text_encoder import TextEncoder
-from .memory_plan import MemoryPlan, plan_memory
+from .picture_memory import MemoryPlan, plan_memory
 from .request import Request
 from .serialized import run_serialized
 

@@ -2,7 +2,7 @@
 
 A file is read once, and understood as a whole or refused: each tensor must find its one place, each module must be
 complete, finite and of the right shape, or one sentence names what is wrong and the model that the file seems to be
-for. The spellings are said in `families`; LoRA's formula is chapter 14's, the others are in `lora_variants`.
+for. The spellings are said in `families`; LoRA's formula is chapter 14's, the others are in `variants`.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from typing import Any, NoReturn, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints import find_conversion, rename, swap_halves
-from ..errors import MissingFileError, UserError, clip, first_few
-from ..files import replace_file
-from ..lora import LoRA, linear_layers, matrix_shape
-from ..lora_variants import DoRA, Hadamard, Kronecker, SplitAdapter, weight_of
-from .families import FAMILIES, KLEIN, Family, family_of
-from .fields import check_words
-from .files import list_files, open_weight_file, read_json
+from ...checkpoints import find_conversion, rename, swap_halves
+from ...errors import MissingFileError, UserError, clip, first_few
+from ...files import replace_file
+from ...lora import LoRA, linear_layers, matrix_shape
+from ..families import FAMILIES, KLEIN, Family, family_of
+from ..fields import check_words
+from ..files import list_files, open_weight_file, read_json
+from .variants import DoRA, Hadamard, Kronecker, SplitAdapter, weight_of
 
 Size = tuple[int, int]  # rows and columns of a matrix
 REAL_TYPES = {"F16", "BF16", "F32"}  # in which a file may have its matrices
@@ -387,7 +387,7 @@ def describe_adapter(adapter: Adapter) -> dict[str, str]:
 # ---------------------------------------------------------------- reading
 
 
-NANO_ADAPTERS = Path(__file__).parents[1] / "nano" / "weights" / "loras"
+NANO_ADAPTERS = Path(__file__).parents[2] / "nano" / "weights" / "loras"
 
 
 def bundled_adapters() -> dict[str, Path]:

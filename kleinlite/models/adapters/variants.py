@@ -12,8 +12,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from .lora import AdaptedLinear, LoRA
-from .quantization import QuantizedLinear
+from ...lora import AdaptedLinear, LoRA
+from ...quantization import QuantizedLinear
 
 __all__ = ["weight_of", "SplitAdapter", "Kronecker", "Hadamard", "DoRA"]
 

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.training import measure, plan_table
 from kleinlite.lora import new_deltas
 from kleinlite.models.configs import RELEASED_CONFIGS
-from kleinlite.trainer import memory_plan as plan_module
-from kleinlite.trainer.memory_plan import (
+from kleinlite.trainer import training_memory as plan_module
+from kleinlite.trainer.training_memory import (
     COPIES,
     TrainingPlan,
     adapter_size,

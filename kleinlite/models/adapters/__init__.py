@@ -1,0 +1,1 @@
+"""Files of adapters: their names, their tensors, what they change."""
