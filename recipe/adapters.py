@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from kleinlite import Klein, nano
 from kleinlite.lora import attach, freeze_except, new_deltas
-from kleinlite.models.adapters.file import write_adapter
+from kleinlite.models.adapters import write_adapter
 from kleinlite.nano.crosses import cross
 from kleinlite.trainer.adapter import LoraTrainer
 from kleinlite.trainer.folder import Example

@@ -36,7 +36,8 @@ from kleinlite.flux3 import (
 from kleinlite.inference.machine_memory import plan_model
 from kleinlite.inference.picture_file import picture_info
 from kleinlite.klein import Klein
-from kleinlite.models.adapters.file import list_targets, matrix_shapes, open_adapter
+from kleinlite.models.adapters import open_adapter
+from kleinlite.models.adapters.names import list_targets, matrix_shapes
 from kleinlite.models.describe import describe
 from kleinlite.models.export import quantize_model
 from kleinlite.models.families.flux3 import FLUX3, FLUX3_NAMES, count_window

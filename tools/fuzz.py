@@ -25,7 +25,7 @@ from damage import (
 from stand_in_hub import TINY
 
 from kleinlite.errors import USER_ERRORS
-from kleinlite.models.adapters.file import describe_adapter, open_adapter
+from kleinlite.models.adapters import describe_adapter, open_adapter
 from kleinlite.models.checkpoint import open_checkpoint
 from tools.goldens import GOLDENS
 

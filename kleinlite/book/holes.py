@@ -22,7 +22,7 @@ from ..klein import Klein
 from ..kv_cache import KVCache
 from ..lora import LoRA, adapted_layers, attach
 from ..memory import Work
-from ..models.adapters.file import bundled_adapters
+from ..models.adapters import bundled_adapters
 from ..nano.shapes import pixels as levels
 from ..position_ids import Rope, image_ids, reference_ids, rope_table, text_ids
 from ..quantization import QUANT_SPECS, QuantizedLinear, QuantizedMatrix, quantize_matrix

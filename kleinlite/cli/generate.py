@@ -24,7 +24,7 @@ from ..inference.picture_memory import compute_dtype
 from ..inference.request import Options, Request, check_request
 from ..inference.serialized import run_serialized
 from ..klein import Klein
-from ..models.adapters.file import Adapter, open_adapter
+from ..models.adapters import Adapter, open_adapter
 from ..models.checkpoint import ModelInfo
 from ..models.describe import ModelFacts, describe, is_here
 from ..models.download import Access, find_cached_parts

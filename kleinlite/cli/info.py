@@ -11,7 +11,7 @@ from .. import __version__
 from ..cpu import bfloat16_name, blas_name, setup
 from ..errors import printable
 from ..inference.picture_file import read_metadata
-from ..models.adapters.file import describe_adapter, find_adapter, open_adapter
+from ..models.adapters import describe_adapter, find_adapter, open_adapter
 from ..models.files import looks_like_weights
 
 

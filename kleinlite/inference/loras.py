@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..lora import attach, detach, rescale
-from ..models.adapters.file import Adapter, find_adapter, open_adapter
+from ..models.adapters import Adapter, find_adapter, open_adapter
 from ..models.families import TransformerNumbers
 from ..sharding import SummedLinear
 from ..transformer import Transformer

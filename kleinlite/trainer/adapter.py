@@ -24,7 +24,7 @@ from ..errors import ExistingFileError, UserError
 from ..files import check_replaceable, replace_file, write_json
 from ..klein import Klein
 from ..lora import attach, freeze_except, new_deltas
-from ..models.adapters.file import open_adapter, write_adapter
+from ..models.adapters import open_adapter, write_adapter
 from ..models.files import read_json
 from ..pipeline import encode_references, guided_field, to_images, to_pixels, velocity_field
 from ..position_ids import image_ids, reference_ids, text_ids

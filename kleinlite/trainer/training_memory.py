@@ -14,7 +14,7 @@ from ..errors import MemoryLimitError
 from ..inference.machine_memory import machine_memory
 from ..inference.picture_memory import compute_dtype, plan_memory
 from ..lora import rank_at
-from ..models.adapters.file import matrix_shapes
+from ..models.adapters.names import matrix_shapes
 from ..models.describe import check_trains
 from ..models.families import family_of
 from ..text_encoder import TextEncoderConfig

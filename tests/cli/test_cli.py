@@ -23,7 +23,7 @@ from kleinlite import __version__, klein as klein_module, picture_info, save_pic
 from kleinlite.cli import parse_size
 from kleinlite.cli.generate import list_notes
 from kleinlite.inference.prompts import PromptEncoder
-from kleinlite.models.adapters.file import find_adapter
+from kleinlite.models.adapters import find_adapter
 from kleinlite.models.describe import describe
 from kleinlite.models.download import Access, fetch_model
 from kleinlite.models.registry import BUNDLED, MODELS

@@ -12,7 +12,7 @@ from kleinlite.cli import main
 from kleinlite.inference.loras import Loras
 from kleinlite.inference.picture_file import is_lora, read_metadata, remember
 from kleinlite.lora import LoRA, new_deltas
-from kleinlite.models.adapters.file import find_adapter, write_adapter
+from kleinlite.models.adapters import find_adapter, write_adapter
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.transformer import Transformer
 

@@ -9,7 +9,7 @@ from golden_tools import GOLDENS
 
 from kleinlite import Klein
 from kleinlite.inference.loaded_model import LoadedModel
-from kleinlite.models.adapters.file import bundled_adapters, open_adapter
+from kleinlite.models.adapters import bundled_adapters, open_adapter
 from kleinlite.nano.crosses import INKS, PAPERS, closest, cross, cross_accuracy, draw_cross, is_cross, lone
 from kleinlite.nano.evaluate import SIZE, TEST, draw_all, examine, held_out_captions, to_array
 from kleinlite.pipeline import to_pixels

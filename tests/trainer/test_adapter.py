@@ -18,7 +18,7 @@ from trainings import QUICK, trained
 
 from kleinlite.errors import FileError, UserError
 from kleinlite.klein import Klein
-from kleinlite.models.adapters.file import open_adapter
+from kleinlite.models.adapters import open_adapter
 from kleinlite.models.checkpoint import Checkpoint
 from kleinlite.text_encoder import TextEncoder
 from kleinlite.trainer import training_memory as plan_module

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from stand_in_hub import Repository, released
 
 from kleinlite.cli import main
-from kleinlite.models.adapters.file import describe_adapter, open_adapter
+from kleinlite.models.adapters import describe_adapter, open_adapter
 from kleinlite.models.checkpoint import resolve_model
 
 

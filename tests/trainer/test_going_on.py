@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kleinlite.klein import Klein
-from kleinlite.models.adapters.file import describe_adapter, open_adapter
+from kleinlite.models.adapters import describe_adapter, open_adapter
 from kleinlite.models.checkpoint import resolve_model
 from kleinlite.nano.crosses import cross
 from kleinlite.trainer.adapter import LoraTrainer

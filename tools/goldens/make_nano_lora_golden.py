@@ -15,7 +15,7 @@ import torch
 
 from kleinlite.klein import Klein
 from kleinlite.lora import LoRA
-from kleinlite.models.adapters.file import find_adapter, open_adapter, write_adapter
+from kleinlite.models.adapters import find_adapter, open_adapter, write_adapter
 from kleinlite.sampling import noise
 from tools.goldens import GOLDENS
 from tools.goldens.make_nano_golden import whole

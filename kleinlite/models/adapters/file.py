@@ -1,8 +1,8 @@
-"""Adapter files: LoRA, LoKr, LoHa and DoRA in every spelling that is about, read into deltas of our matrices.
+"""An adapter file: LoRA, LoKr, LoHa or DoRA, read into deltas of our matrices.
 
 A file is read once, and understood as a whole or refused: each tensor must find its one place, each module must be
 complete, finite and of the right shape, or one sentence names what is wrong and the model that the file seems to be
-for. The spellings are said in `families`; LoRA's formula is chapter 14's, the others are in `variants`.
+for. LoRA's formula is chapter 14's, the others are in `variants`.
 """
 
 import hashlib
@@ -13,104 +13,22 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...checkpoints import find_conversion, rename, swap_halves
+from ...checkpoints import swap_halves
 from ...errors import MissingFileError, UserError, clip, first_few
-from ...files import replace_file
-from ...lora import LoRA, linear_layers, matrix_shape
-from ..families import FAMILIES, KLEIN, Family, family_of
+from ...lora import LoRA, linear_layers
+from ..families import Family, family_of
 from ..fields import check_words
 from ..files import list_files, open_weight_file, read_json
+from .names import PREFIXES, Size, Target, find_targets, list_names, matrix_shapes, sort_names
 from .variants import DoRA, Hadamard, Kronecker, SplitAdapter, weight_of
 
-Size = tuple[int, int]  # rows and columns of a matrix
 REAL_TYPES = {"F16", "BF16", "F32"}  # in which a file may have its matrices
-
-# ---------------------------------------------------------------- names of modules
-
-BLOCKS = 100  # names are known for this many blocks; whether a model has them is asked later
-PREFIXES = re.compile(
-    r"^(base_model\.model\.|(model\.)?diffusion_model\.|transformer\.|lora_unet_|lora_transformer_|lycoris_)+"
-)
-TENSOR_NAME = re.compile(
-    r"\.(?:(?P<low>lora[_.](?:A|B|down|up|magnitude_vector))(?:(?:\.(?P<adapter>\w+))?\.weight)?"
-    r"|(?P<other>alpha|dora_scale|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]))$"
-)
-TENSOR_KINDS = {
-    "lora_A": "down", "lora_B": "up", "lora_down": "down", "lora_up": "up", "lora_magnitude_vector": "magnitude",
-    "dora_scale": "magnitude",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a module of a file belongs: a matrix of ours, or a third of one, and whether its halves change places."""
-
-    path: str
-    third: int | None = None
-    swapped: bool = False
-
-
-@cache
-def matrix_shapes(cfg: Any) -> dict[str, Size]:
-    """The shapes of the matrices of a transformer, by path. MLX is lazy: no weight is made."""
-    layers = linear_layers(family_of(cfg).transformer.network(cfg))
-    return {path: matrix_shape(layer) for path, layer in layers.items()}
-
-
-@cache
-def list_targets(family: Family) -> dict[str, Target]:
-    """Every name of every matrix of a family, with `_` for `.`, and the matrix that it means."""
-    rules = family.transformer.names
-    own = {re.sub(r"\.\d+\.", ".{i}.", path) for path in matrix_shapes(family.transformer.config())}
-    targets = {}
-    for path in {name.replace("{i}", str(i)) for name in own for i in range(BLOCKS)}:
-        names = [name.removesuffix(".weight") for name in rename(f"{path}.weight", rules)]
-        swapped = find_conversion(f"{path}.weight", rules) is swap_halves
-        targets[path] = Target(path)
-        for third, name in enumerate(names):
-            targets[name] = Target(path, third if len(names) == 3 else None, swapped)
-    for alias, path in family.lora_aliases.items():
-        for i in map(str, range(BLOCKS)):
-            targets[alias.replace("{i}", i)] = Target(path.replace("{i}", i))
-    return {name.replace(".", "_"): target for name, target in targets.items()}
-
-
-def find_target(module: str, family: Family = KLEIN) -> Target | None:
-    """The matrix that a file for this family means by this name, in any spelling."""
-    name = re.sub(r"^sformer_blocks", "transformer_blocks", PREFIXES.sub("", module))
-    return list_targets(family).get(name.replace(".", "_"))
-
-
-# ---------------------------------------------------------------- whose file it is
-
-OTHERS = {  # what only the names of adapters have that are not for our transformers
-    "a text encoder": r"^(text_encoders?\.|lora_te\d?_|te\d_|lycoris_text|base_model\.model\.text_encoder)",
-    "FLUX.1": r"(img|txt)_mod[._]lin|single_blocks[._]\d+[._]modulation[._]lin|vector_in|ff\.net\.|ff_net_|proj_mlp|"
-    r"single_transformer_blocks[._]\d+[._]norm\b",
-    "FLUX.2 [dev]": r"guidance_in|guidance_embedder",
-    "Qwen-Image": r"transformer_blocks[._]\d+[._](img|txt)_(mod|mlp)[._]",
-    "Stable Diffusion": r"(down|up|mid|input|output|middle)_blocks?[._]",
-    "FLUX.1 or FLUX 3 Image Klein": r"single_transformer_blocks[._]\d+[._]attn[._]to_[qkv]\b",
-}
-
-
-def guess_model(names: list[str], others: Iterable[str] = ()) -> str | None:
-    """The model that has one of these names. others: what else is in the file."""
-    for model, pattern in OTHERS.items():
-        if any(re.search(pattern, name) for name in (*names, *others)):
-            return model
-    return next((family.title for family in FAMILIES if any(find_target(name, family) for name in names)), None)
-
-
-# ---------------------------------------------------------------- the four kinds
-
 KINDS = {  # by the names of a module's tensors, in the order of the alphabet
     "down up": "LoRA",
     "down magnitude up": "DoRA",
@@ -197,9 +115,6 @@ def parse_module(path: Path, module: str, arrays: dict[str, mx.array], target: T
     if tensors.shape is None:
         raise UserError(f"{path}: {clip(module)} is tensors that do not go together ({clip(tensors.sizes, 100)}).")
     return tensors
-
-
-# ---------------------------------------------------------------- a file
 
 
 @dataclass(frozen=True)
@@ -384,9 +299,6 @@ def describe_adapter(adapter: Adapter) -> dict[str, str]:
     }
 
 
-# ---------------------------------------------------------------- reading
-
-
 NANO_ADAPTERS = Path(__file__).parents[2] / "nano" / "weights" / "loras"
 
 
@@ -434,102 +346,3 @@ def open_adapter(path: str | Path) -> Adapter:
         if not all(mx.isfinite(w).all().item() for w in own.values()):
             raise UserError(f"{path} has numbers that are not finite ({clip(module)}): its training has failed.")
     return Adapter(name or path.stem, path, family, modules, metadata, read_strength(path, metadata, names), sha256)
-
-
-def sort_names(path: Path, names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Module → kind of tensor → its name in the file, if all names have one place each. Raises UserError."""
-    modules: dict[str, dict[str, str]] = {}
-    unknown = []
-    adapters = set()
-    for name in sorted(names):
-        tensor = TENSOR_NAME.search(name)
-        if tensor is None:
-            unknown.append(name)
-            continue
-        low = (tensor["low"] or tensor["other"]).replace(".", "_")
-        place = modules.setdefault(name[: tensor.start()], {})
-        other = place.setdefault(TENSOR_KINDS.get(low, low), name)
-        adapters |= {tensor["adapter"]} - {None}
-        if other != name and len(adapters) < 2:
-            raise UserError(f"{path} has two tensors for one place ({list_names([other, name])}): write it again.")
-    if len(adapters) > 1:
-        raise UserError(f"{path} holds several adapters ({list_names(sorted(adapters))}): save one of them alone.")
-    if not modules:
-        is_model = any(name.endswith(".weight") for name in unknown)
-        whole = "whole weights, not an adapter: it is for from_pretrained itself, or --model"
-        raise UserError(f"{path} holds {whole if is_model else 'nothing of an adapter'} ({list_names(unknown)}).")
-    if unknown:
-        refuse_names(path, unknown)
-    return {module: tensors for module, tensors in modules.items() if not is_duplicate(module, modules)}
-
-
-def is_duplicate(module: str, modules: dict[str, Any]) -> bool:
-    """Does the file also have this matrix in another spelling? Some files have both."""
-    rules = [rule for family in FAMILIES for rule in family.lora_duplicates]
-    others = {re.sub(pattern, replacement, module) for pattern, replacement in rules} - {module}
-    return not others.isdisjoint(modules)
-
-
-def find_targets(path: Path, modules: list[str]) -> tuple[Family, dict[str, Target]]:
-    """The family that knows all these names, and what each of them means there. Raises UserError."""
-    known = {family: {module: find_target(module, family) for module in modules} for family in FAMILIES}
-    family = min(known, key=lambda family: list(known[family].values()).count(None))
-    targets = {module: target for module, target in known[family].items() if target}
-    if len(targets) < len(modules):
-        refuse_names(path, [module for module in modules if module not in targets], modules)
-    taken: dict[str, set[int | None]] = {}
-    for module, target in targets.items():
-        thirds = taken.setdefault(target.path, set())
-        if target.third in thirds or (thirds and None in (target.third, *thirds)):
-            raise UserError(f"{path} changes {target.path} twice ({clip(module)}): write it again.")
-        thirds.add(target.third)
-    return family, targets
-
-
-def refuse_names(path: Path, unknown: list[str], others: Iterable[str] = ()) -> NoReturn:
-    model = guess_model(unknown, others)
-    looks = f"it looks like an adapter for {model}" if model else "it may be another model's"
-    raise UserError(f"{path} has names that klein does not know ({list_names(unknown)}): {looks}.")
-
-
-def list_names(names: Iterable[str]) -> str:
-    """The first of a file's names, for a sentence."""
-    return first_few(map(clip, names), 2)
-
-
-# ---------------------------------------------------------------- writing
-
-
-LAYOUTS = {"diffusers": "transformer", "comfy": "diffusion_model"}  # → what stands before its names
-
-
-def write_adapter(
-    path: str | Path, deltas: dict[str, LoRA], *, layout: str = "diffusers", dtype: mx.Dtype = mx.bfloat16,
-    trained: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
-    """Write low-rank deltas of klein's matrices, by path, as an adapter file; in one move.
-
-    B is written scaled, so that every reader finds the same strength. layout: "diffusers", or "comfy" for ComfyUI's
-    names, which are ours. trained: what the header says of the training.
-    """
-    tensors = {}
-    ranks = {}  # by PEFT's names of the modules
-    for matrix, delta in deltas.items():
-        names = [matrix]
-        b = delta.scaling * delta.b
-        if layout == "diffusers":
-            names = [name.removesuffix(".weight") for name in rename(f"{matrix}.weight", KLEIN.transformer.names)]
-            conversion = find_conversion(f"{matrix}.weight", KLEIN.transformer.names)
-            b = conversion(b) if conversion else b
-        for name, rows in zip(names, mx.split(b, len(names))):
-            tensors[f"{LAYOUTS[layout]}.{name}.lora_A.weight"] = delta.a.astype(dtype)
-            tensors[f"{LAYOUTS[layout]}.{name}.lora_B.weight"] = rows.astype(dtype)
-            ranks[name] = len(delta.a)
-    metadata = {"format": "pt", "kleinlite": json.dumps(trained or {})}
-    if layout == "diffusers":  # the words of PEFT's LoraConfig
-        r = max(ranks.values())
-        others = {module: rank for module, rank in ranks.items() if rank != r}
-        words = {"r": r, "lora_alpha": r, "rank_pattern": others, "alpha_pattern": others, "target_modules": [*ranks]}
-        metadata["lora_adapter_metadata"] = json.dumps({f"transformer.{name}": value for name, value in words.items()})
-    with replace_file(Path(path)) as draft:
-        mx.save_safetensors(str(draft), tensors, metadata)

@@ -24,13 +24,8 @@ from kleinlite.lora import (
     freeze_except,
     linear_layers,
 )
-from kleinlite.models.adapters.file import (
-    describe_adapter,
-    find_target,
-    list_targets,
-    open_adapter,
-    write_adapter,
-)
+from kleinlite.models.adapters import describe_adapter, open_adapter, write_adapter
+from kleinlite.models.adapters.names import find_target, list_targets
 from kleinlite.models.checkpoint import load_part
 from kleinlite.models.configs import parse_config
 from kleinlite.models.families import KLEIN
