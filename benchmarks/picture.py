@@ -32,7 +32,8 @@ from kleinlite.models.checkpoint import resolve_model
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.export import DIFFUSERS_STEM, write_config, write_safetensors
 from kleinlite.models.families import KLEIN
-from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
+from kleinlite.models.families.klein import AUTOENCODER_NAMES, TRANSFORMER_NAMES
+from kleinlite.models.families.qwen3 import TEXT_ENCODER_NAMES
 from kleinlite.quantization import QUANT_SPECS
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer, TransformerConfig

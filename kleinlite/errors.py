@@ -5,8 +5,10 @@ in this program keeps its traceback.
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import NoReturn
 
 LONGEST = 996  # characters of a sentence: names in it may come from anybody's file
@@ -83,6 +85,12 @@ def first_few(items: Iterable, count: int = 4) -> str:
     """The first items of a list, and how many more there are."""
     names = [shorten(str(item), 100) for item in items]
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+
+
+@cache
+def say_once(sentence: str) -> None:
+    """A line in the log, the first time only."""
+    logging.getLogger("kleinlite").warning("%s", printable(sentence))
 
 
 def run_command(command: Callable[..., None], *args: object) -> int:

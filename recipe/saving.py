@@ -13,10 +13,9 @@ from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
 from kleinlite.checkpoints import find_conversion, rename
 from kleinlite.files import replace_file, write_json
 from kleinlite.models.export import DIFFUSERS_STEM, write_config
-from kleinlite.models.families import KLEIN, PartFormat, family_of
-from kleinlite.models.families.family import Rules
-from kleinlite.models.fields import LAYOUT, read_layout
-from kleinlite.models.files import INDEX
+from kleinlite.models.families import KLEIN, family_of
+from kleinlite.models.folders import INDEX
+from kleinlite.models.part_format import LAYOUT, PartFormat, Rules, read_layout
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Transformer
 

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from kleinlite.autoencoder import Autoencoder, AutoencoderConfig, patchify
 from kleinlite.checkpoints import match
 from kleinlite.models.configs import parse_config
-from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
+from kleinlite.models.families.klein import AUTOENCODER_NAMES, TRANSFORMER_NAMES
+from kleinlite.models.families.qwen3 import TEXT_ENCODER_NAMES
 from kleinlite.position_ids import image_ids, reference_ids, rope_table, text_ids
 from kleinlite.text_encoder import TextEncoder, tokenize
 from kleinlite.transformer import Transformer, time_features

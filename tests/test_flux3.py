@@ -38,10 +38,11 @@ from kleinlite.inference.picture_file import picture_info
 from kleinlite.klein import Klein
 from kleinlite.models.adapters import open_adapter
 from kleinlite.models.adapters.names import list_targets, matrix_shapes
-from kleinlite.models.describe import describe
 from kleinlite.models.export import quantize_model
+from kleinlite.models.facts import find_facts
 from kleinlite.models.families.flux3 import FLUX3, FLUX3_NAMES, count_window
-from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES
+from kleinlite.models.families.klein import AUTOENCODER_NAMES
+from kleinlite.models.families.qwen3 import TEXT_ENCODER_NAMES
 from kleinlite.pipeline import prepare_reference, to_images, to_pixels
 from kleinlite.position_ids import apply_rope, rope_table
 from kleinlite.sampling import classifier_free_guidance
@@ -631,10 +632,10 @@ def test_listed(capsys):
 
 
 def test_memory_in_16_8_and_4_bits():
-    plans = [plan_model(describe("flux3", q), width=512, height=512) for q in (None, 8, 4)]
+    plans = [plan_model(find_facts("flux3", q), width=512, height=512) for q in (None, 8, 4)]
     assert [round(p.transformer / 1e9, 2) for p in plans] == [11.10, 5.90, 3.12]
     assert [round(p.text_encoder / 1e9, 2) for p in plans] == [7.24, 3.84, 2.04]
-    long = plan_model(describe("flux3"), width=512, height=512, prompts=["a" * 2000])
+    long = plan_model(find_facts("flux3"), width=512, height=512, prompts=["a" * 2000])
     assert long.step > plans[0].step and long.encode > plans[0].encode
 
 

@@ -22,7 +22,7 @@ from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.klein import Klein
 from kleinlite.kv_cache import cached_velocity, cached_velocity_field, extract_kv
 from kleinlite.models.configs import parse_config
-from kleinlite.models.names import TRANSFORMER_NAMES
+from kleinlite.models.families.klein import TRANSFORMER_NAMES
 from kleinlite.pipeline import encode_references, prepare_reference, velocity_field
 from kleinlite.position_ids import image_ids, reference_ids, text_ids
 from kleinlite.transformer import Transformer, TransformerConfig

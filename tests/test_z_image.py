@@ -21,13 +21,14 @@ from kleinlite.inference.machine_memory import plan_model
 from kleinlite.inference.picture_file import picture_info
 from kleinlite.klein import Klein
 from kleinlite.models import checkpoint as opening
-from kleinlite.models.checkpoint import match_weights, open_checkpoint
-from kleinlite.models.describe import describe
+from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.export import quantize_model
+from kleinlite.models.facts import find_facts
 from kleinlite.models.families import Z_IMAGE
+from kleinlite.models.families.klein import AUTOENCODER_NAMES
 from kleinlite.models.families.z_image import Z_IMAGE_NAMES
 from kleinlite.models.files import load_arrays, open_weights
-from kleinlite.models.names import AUTOENCODER_NAMES
+from kleinlite.models.formats import match_weights
 from kleinlite.models.registry import MODELS
 from kleinlite.position_ids import rope_table
 from kleinlite.transformer import sequential, time_features
@@ -376,7 +377,7 @@ def test_listed(capsys):
 
 
 def test_memory_in_16_8_and_4_bits():
-    plans = [plan_model(describe("z-image-turbo", q), width=512, height=512) for q in (None, 8, 4)]
+    plans = [plan_model(find_facts("z-image-turbo", q), width=512, height=512) for q in (None, 8, 4)]
     assert plans[0].transformer == 2 * 6_154_908_736
     assert [p.transformer for p in plans] == sorted((p.transformer for p in plans), reverse=True)
     assert plans[2].transformer == pytest.approx(4.5 / 16 * plans[0].transformer)

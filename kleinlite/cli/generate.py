@@ -26,8 +26,8 @@ from ..inference.serialized import run_serialized
 from ..klein import Klein
 from ..models.adapters import Adapter, open_adapter
 from ..models.checkpoint import ModelInfo
-from ..models.describe import ModelFacts, describe, is_here
 from ..models.download import Access, find_cached_parts
+from ..models.facts import ModelFacts, find_facts, is_here
 from ..nano.limits import describe_limits
 from .shared import check_folder, ctrl_c, name_quantization
 from .words import read_prompts
@@ -64,7 +64,7 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
     together = None if args.prompts else group
     wish = read_wish(args)
     access = Access(local_files_only=args.offline)
-    facts = run_serialized(describe, wish.model, wish.quantize, wish.parts, dtype=compute_dtype(), access=access)
+    facts = run_serialized(find_facts, wish.model, wish.quantize, wish.parts, dtype=compute_dtype(), access=access)
     if is_first or args.prompts:
         check_place(args)
     request = check_before_loading(facts, wish, 1 if together is None else group.size())

@@ -6,7 +6,7 @@ from typing import Any
 from ..inference import machine_memory
 from ..inference.machine_memory import FEWER_BITS, plan_model
 from ..memory import count_parameters
-from ..models.describe import describe
+from ..models.facts import find_facts
 from ..models.families import network_of
 from ..models.registry import BUNDLED, MODELS
 from ..quantization import QUANT_SPECS
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
 
 def describe_model(name: str) -> tuple[str, ...]:
     """One row of the table."""
-    facts = describe(name)
+    facts = find_facts(name)
     assert facts.configs is not None  # all of them are known
     released = facts.released
     size = 512 if released else facts.info.size

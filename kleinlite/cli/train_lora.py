@@ -8,11 +8,11 @@ from ..inference.picture_memory import compute_dtype
 from ..inference.serialized import run_serialized
 from ..klein import Klein
 from ..models.checkpoint import open_checkpoint
-from ..models.describe import check_base, describe
 from ..models.download import Access
+from ..models.facts import find_facts
 from ..trainer.adapter import LoraTrainer, check_output
 from ..trainer.folder import read_folder
-from ..trainer.settings import Settings
+from ..trainer.settings import Settings, check_base
 from ..trainer.training_memory import check_plan, plan_training
 from .shared import check_folder
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
         seed=args.seed, every=args.every, layout=args.layout,
     )  # fmt: skip
     access = Access(local_files_only=args.offline)
-    facts = run_serialized(describe, args.model, args.quantize, args.parts, dtype=compute_dtype(), access=access)
+    facts = run_serialized(find_facts, args.model, args.quantize, args.parts, dtype=compute_dtype(), access=access)
     check_base(facts.info)
     examples = read_folder(args.folder, args.size)
     if facts.configs is None:  # of a repository that is not here, nothing is known

@@ -13,8 +13,8 @@ import mlx.core as mx
 from ..cpu import bfloat16_name, idle_cores_only
 from ..errors import UserError
 from ..models.checkpoint import Checkpoint, PartsArgument, open_checkpoint
-from ..models.describe import ModelFacts
 from ..models.download import ANYWHERE, Access
+from ..models.facts import ModelFacts
 from .cluster import Cluster
 from .fast_preview import fit_preview
 from .loras import Loras
@@ -54,7 +54,7 @@ class LoadedModel:
         cls, facts: ModelFacts, quantize: int | str | None = None, parts: PartsArgument = None,
         group: mx.distributed.Group | None = None, access: Access = ANYWHERE,
     ) -> LoadedModel:  # fmt: skip
-        """The model that `describe` has looked at: what it has opened is not opened again."""
+        """The model that `find_facts` has looked at: what it has opened is not opened again."""
         checkpoint = facts.checkpoint or open_checkpoint(
             facts.info.name, dtype=compute_dtype(), quantize=quantize, parts=parts, access=access
         )

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from ..errors import MemoryLimitError
 from ..models.checkpoint import Checkpoint
-from ..models.describe import ModelFacts
+from ..models.facts import ModelFacts
 from ..models.families import Configs, family_of, network_of
 from ..quantization import QUANT_SPECS
 from ..sharding import check_shares, common_divisor, held_share

@@ -16,23 +16,31 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
-from ..checkpoints import Conversion, match, rename, to_mlx
-from ..errors import UserError, clip, first_few, printable
+from ..errors import UserError, clip, first_few, printable, say_once
 from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec
 from ..text_encoder import PAD, TextEncoder
-from .configs import check_supported, family_of_index, find_parts, infer_config, open_folder, own_names, read_config
+from .configs import infer_config, read_config
 from .download import ANYWHERE, Access, fetch_model, fetch_parts
-from .families import KLEIN, Configs, Family, family_of
-from .families.family import Rules
-from .fields import say_once
-from .files import ModelFolder, WeightFiles, check_file, find_index, open_weights, read_json
-from .formats import GROUP, assemble, check_packing, find_quant_spec, load_weights
+from .families import KLEIN, Configs, Family, family_of, family_of_index, find_parts, own_names
+from .files import ModelFolder, WeightFiles, check_file, open_weights, read_json
+from .folders import check_supported, find_index, open_folder
+from .formats import (
+    GROUP,
+    Weights,
+    assemble,
+    check_packing,
+    find_quant_spec,
+    load_weights,
+    match_weights,
+    narrow,
+    read_quant_specs,
+)  # fmt: skip
 from .other_programs import MlxFolder, infer_text_encoder, name_of_variant, open_mlx_files
-from .quantize_network import join, quantize as quantize_module
+from .part_format import Rules
+from .quantize_network import quantize as quantize_module
 from .registry import FOLDERS, PARTS, TAEF2_FILE, find_bundled, find_released
 
 SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded
-Weights = dict[str, mx.array | QuantizedMatrix]  # by our names
 PartsArgument = str | Path | dict[str, str | Path] | None
 
 # ---------------------------------------------------------------- name → files
@@ -199,65 +207,10 @@ def check_parts(folder: Path, configs: Configs, tokenizer: Tokenizer) -> None:
 # ---------------------------------------------------------------- weights
 
 
-def match_weights(module: nn.Module, arrays: Weights, rules: Rules) -> Weights:
-    """Give every parameter of `module` its tensor, whatever layout the files have. Raises UserError on what is off.
-
-    rules: what the released folders call our tensors, see `names`; a single file has our own names already.
-    """
-    arrays = {name: w for name, w in arrays.items() if not name.endswith("num_batches_tracked")}  # of the batch norm
-    parameters = dict(tree_flatten(module.parameters()))
-    released_names = [rename(name, rules) for name in parameters]
-    if sum(name in arrays for name in parameters) > sum(all(n in arrays for n in names) for names in released_names):
-        rules = []
-    for name, parameter in parameters.items():  # some files keep the autoencoder's attention as 1×1 convolutions
-        array = arrays.get(name)
-        if parameter.ndim == 2 and isinstance(array, mx.array) and array.shape[2:] == (1, 1):
-            arrays[name] = array.squeeze((2, 3))
-    weights = match(module, arrays, rules, convert_quantized)
-    plain = {name: w for name, w in weights.items() if isinstance(w, mx.array)}
-    wrong = [f"{name} ({w.dtype})" for name, w in plain.items() if not mx.issubdtype(w.dtype, mx.floating)]
-    if wrong:
-        raise UserError(f"{first_few(wrong)} should have real numbers: take another file of this model.")
-    return weights
-
-
-def convert_quantized(tensors: list[Any], conversion: Conversion | None) -> mx.array | QuantizedMatrix:
-    """Chapter 8's `to_mlx`, for quantized matrices too."""
-    if not any(isinstance(w, QuantizedMatrix) for w in tensors):
-        return to_mlx(tensors, conversion)
-    if len({(type(w), getattr(w, "spec", None)) for w in tensors}) > 1:
-        return to_mlx([w.decode() if isinstance(w, QuantizedMatrix) else w for w in tensors], conversion)
-    return join(tensors).map(lambda rows: to_mlx([rows], conversion))
-
-
 def load_part(module: nn.Module, path: Path, rules: Rules, dtype: mx.Dtype) -> nn.Module:
     """Fill `module` from a part's folder or file, floating-point weights as `dtype`. Returns the module."""
     arrays, _ = open_weights(path).load()
     return load_weights(module, match_weights(module, dict(arrays), rules), dtype)
-
-
-def read_quant_specs(path: Path) -> dict[str, QuantSpec]:
-    """What a folder's config.json says of its quantized matrices, in the words of MLX's own tools, by layer.
-
-    Under "" stands what holds for layers without words of their own.
-    """
-    config = path / "config.json"
-    words = read_json(config).get("quantization") if config.exists() else None
-    if not isinstance(words, dict) or not words:
-        return {}
-    layers = {name: own for name, own in words.items() if isinstance(own, dict)}
-    said = {name: words | own for name, own in {"": words, **layers}.items()}
-    return {
-        name: QuantSpec(own.get("mode", "affine"), own.get("bits", 4), own.get("group_size", GROUP))
-        for name, own in said.items()
-    }
-
-
-def narrow(w: mx.array | QuantizedMatrix) -> mx.array | QuantizedMatrix:
-    """A matrix in float32, as in Z-Image's files, as bfloat16; anything else as it is."""
-    if isinstance(w, mx.array) and w.ndim == 2 and w.dtype == mx.float32:
-        return w.astype(mx.bfloat16)
-    return w
 
 
 # ---------------------------------------------------------------- parts

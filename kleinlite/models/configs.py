@@ -4,110 +4,19 @@ What each family's files say is in `families`; here is what is the same for all:
 models are known by their names, and the configs of the released models.
 """
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, printable
-from .families import FAMILIES, KLEIN, Family, PartFormat, Shapes, family_of_config, family_of_tensors, find_prefix
-from .families.taef2 import LAYER, own_name
-from .fields import check_words
-from .files import ModelFolder, WeightFiles, find_index, read_json
+from ..errors import UserError
+from .families import FAMILIES, KLEIN, Family, family_of_config, family_of_tensors, own_names
+from .files import WeightFiles, read_json
+from .folders import check_supported
 from .formats import check_packing
-from .other_programs import find_mlx_folder
-from .registry import MODELS
+from .part_format import PartFormat, Shapes, check_words
 
-WRAPPER = re.compile(r"(^|\.)(_\w+\.)+")  # modules around modules: _orig_mod., _fsdp_wrapped_module.
 # By the name of a size in the registry:
 RELEASED_CONFIGS = {size: configs for family in FAMILIES for size, configs in family.released.items()}
-
-# ---------------------------------------------------------------- the index
-
-
-def open_folder(path: Path) -> ModelFolder:
-    """A model's folder, with its index. Raises MissingFileError or UserError."""
-    file = find_index(path)
-    if not file.exists() and (saved := find_mlx_folder(path)):
-        return saved
-    index = read_json(file)
-    check_supported(file, index)
-    return ModelFolder(path, index)
-
-
-def family_of_index(index: dict[str, Any]) -> Family:
-    """The family that a model's index names; klein if it names none."""
-    name = str(index.get("_class_name"))
-    return next((family for family in FAMILIES if name.startswith(family.pipelines)), KLEIN)
-
-
-# ---------------------------------------------------------------- other models
-
-DISTINCTIVE_NAMES = {  # tensors and words that only these models have
-    "FLUX.1": ("vector_in.in_layer.weight", "double_blocks.0.img_mod.lin.weight", "pooled_projection_dim"),
-    "FLUX.2 [dev]": ("guidance_in.in_layer.weight", "time_guidance_embed.guidance_embedder.linear_1.weight"),
-}
-OTHER_CLASSES = {
-    "FluxPipeline": "FLUX.1",
-    "FluxTransformer2DModel": "FLUX.1",
-    "Flux2Pipeline": "FLUX.2 [dev]",
-    "Mistral3ForConditionalGeneration": "FLUX.2 [dev]'s text encoder, Mistral",
-}
-OUR_CLASSES = tuple(name for family in FAMILIES for name in (*family.pipelines, *family.classes)) + (
-    "AutoencoderKLFlux2", "Qwen",
-)  # fmt: skip
-
-
-def find_other_model(values: dict[str, Any]) -> str | None:
-    """The name of another model whose index, config or header this is; None if it may be one of ours."""
-    if values.get("joint_attention_dim") == 15360 or values.get("num_single_layers") == 48:
-        return "FLUX.2 [dev]"
-    for model, names in DISTINCTIVE_NAMES.items():
-        if any(word.endswith(names) for word in values):
-            return model
-    for name in (values.get("_class_name"), *(values.get("architectures") or ())):
-        if name is None or (name == "AutoencoderKL" and "scaling_factor" in values):  # FLUX.1's, Z-Image's
-            continue
-        if name in OTHER_CLASSES:
-            return OTHER_CLASSES[name]
-        if not name.startswith(OUR_CLASSES):
-            return f"a {printable(name)[:60]}"
-    return None
-
-
-def check_supported(path: Path, values: dict[str, Any]) -> None:
-    """Refuse another model by its name. Raises UserError."""
-    other = find_other_model(values)
-    if other:
-        *titles, last = (family.title for family in FAMILIES)
-        raise UserError(
-            f"{path} is {other}, and kleinlite runs {', '.join(titles)} and {last}: take {', '.join(MODELS)} or nano."
-        )
-
-
-def find_parts(names: Iterable[str], family: Family | None = None) -> dict[str, str]:
-    """The parts in a file, and what stands before the names of each: a file may hold a whole model."""
-    names = [WRAPPER.sub(r"\1", name) for name in names]
-    found = {part: find_prefix(form, names) for part, form in (family or family_of_tensors(names)).parts.items()}
-    return {part: prefix for part, prefix in found.items() if prefix is not None}
-
-
-def own_names(part: str, names: Iterable[str], family: Family | None = None) -> dict[str, str]:
-    """The names in a file that belong to a part, and each without what stands before it. Other parts' are left out."""
-    prefixes = find_parts(names, family)
-    prefix = prefixes.pop(part, "")
-    others = tuple(other.partition(".")[0] + "." for other in prefixes.values() if other)
-    plain = {name: WRAPPER.sub(r"\1", name) for name in names}
-    if part == "autoencoder" and all(map(LAYER.fullmatch, plain.values())):
-        return {name: own_name(layer) for name, layer in plain.items()}
-    return {
-        name: own.removeprefix(prefix)
-        for name, own in plain.items()
-        if (prefix and own.startswith(prefix)) or not own.startswith(others)
-    }
-
-
-# ---------------------------------------------------------------- a part's config
 
 
 def read_config(part: str, path: Path, index: dict[str, Any] | None = None, family: Family | None = None) -> Any:

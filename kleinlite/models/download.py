@@ -16,10 +16,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import FileError, HubError, MissingFileError, UserError, printable
+from ..errors import FileError, HubError, MissingFileError, UserError, printable, say_once
 from ..files import check_disk_space
-from .fields import say_once
-from .files import INDEXES, ModelFolder, check_file, find_index, open_weight_file, open_weights
+from .files import ModelFolder, check_file, open_weight_file, open_weights
+from .folders import INDEXES, find_index
 from .registry import BUNDLED, DECODERS, FOLDERS, MODELS, find_released
 
 __all__ = ["Access", "download", "fetch_model", "fetch_parts", "find_cached", "plan_download", "required_repositories"]

@@ -23,7 +23,8 @@ from ..files import check_disk_space, lock, write_json
 from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec, quantize_matrix
 from .checkpoint import Checkpoint, PartsArgument, open_checkpoint
 from .download import ANYWHERE, Access
-from .files import INDEX, list_files, read_json
+from .files import list_files, read_json
+from .folders import INDEX
 from .other_programs import MlxFolder
 from .quantize_network import plain_matrix, should_quantize
 

@@ -13,8 +13,7 @@ from typing import Any, cast
 import mlx.core as mx
 from safetensors import SafetensorError, deserialize, safe_open
 
-from ..errors import MissingFileError, UserError, clip, first_few, printable
-from .fields import say_once
+from ..errors import MissingFileError, UserError, clip, first_few, printable, say_once
 from .gguf import GGUF, read_gguf
 from .registry import FOLDERS
 
@@ -63,15 +62,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} is JSON, but not a list of names and their values: download it again.")
     return values
-
-
-INDEX = "model_index.json"
-INDEXES = (INDEX, "modular_model_index.json")  # diffusers has two ways to write a pipeline
-
-
-def find_index(folder: Path) -> Path:
-    """A model's index, under either name; the usual one if there is none."""
-    return next((folder / name for name in INDEXES if (folder / name).exists()), folder / INDEX)
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,19 @@ from typing import Any, NoReturn, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
-from ..errors import UserError, clip
+from ..checkpoints import Conversion, match, rename, to_mlx
+from ..errors import UserError, clip, first_few
 from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedMatrix, QuantSpec
-from .quantize_network import quantized_layer
+from .files import read_json
+from .part_format import Rules
+from .quantize_network import join, quantized_layer
 
 NOTHING: Mapping[str, Any] = {}
 GROUP = 64  # weights that share a scale, where mflux has quantized
 IGNORED = (".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")  # about activations, or for other programs
+Weights = dict[str, mx.array | QuantizedMatrix]  # by our names
 
 COMFY_FORMATS = ("float8_e4m3fn", "nvfp4")  # as a file says of a layer how it is packed, those that we read
 PACKINGS = {  # how the names of their tensors end → formats of other programs
@@ -68,6 +72,37 @@ def find_quant_spec(quantize: int | str | None) -> QuantSpec | None:
         known = ", ".join(map(str, QUANT_SPECS))
         raise UserError(f"quantize is one of {known} (bits per weight, or a format), not {quantize!r}.")
     return None if quantize is None else QUANT_SPECS[quantize]
+
+
+def match_weights(module: nn.Module, arrays: Weights, rules: Rules) -> Weights:
+    """Give every parameter of `module` its tensor, whatever layout the files have. Raises UserError on what is off.
+
+    rules: what the released folders call our tensors, a `PartFormat`'s; a single file has our own names already.
+    """
+    arrays = {name: w for name, w in arrays.items() if not name.endswith("num_batches_tracked")}  # of the batch norm
+    parameters = dict(tree_flatten(module.parameters()))
+    released_names = [rename(name, rules) for name in parameters]
+    if sum(name in arrays for name in parameters) > sum(all(n in arrays for n in names) for names in released_names):
+        rules = []
+    for name, parameter in parameters.items():  # some files keep the autoencoder's attention as 1×1 convolutions
+        array = arrays.get(name)
+        if parameter.ndim == 2 and isinstance(array, mx.array) and array.shape[2:] == (1, 1):
+            arrays[name] = array.squeeze((2, 3))
+    weights = match(module, arrays, rules, convert_quantized)
+    plain = {name: w for name, w in weights.items() if isinstance(w, mx.array)}
+    wrong = [f"{name} ({w.dtype})" for name, w in plain.items() if not mx.issubdtype(w.dtype, mx.floating)]
+    if wrong:
+        raise UserError(f"{first_few(wrong)} should have real numbers: take another file of this model.")
+    return weights
+
+
+def convert_quantized(tensors: list[Any], conversion: Conversion | None) -> mx.array | QuantizedMatrix:
+    """Chapter 8's `to_mlx`, for quantized matrices too."""
+    if not any(isinstance(w, QuantizedMatrix) for w in tensors):
+        return to_mlx(tensors, conversion)
+    if len({(type(w), getattr(w, "spec", None)) for w in tensors}) > 1:
+        return to_mlx([w.decode() if isinstance(w, QuantizedMatrix) else w for w in tensors], conversion)
+    return join(tensors).map(lambda rows: to_mlx([rows], conversion))
 
 
 def load_weights(
@@ -133,6 +168,30 @@ def assemble(
                 arrays[name] = mx.from_fp8(codes, mx.float32) * scale_per_row(name, scale, 1)[0]
     plain = {name: mx.from_fp8(w, mx.bfloat16) if w.dtype == mx.uint8 else w for name, w in arrays.items()}
     return plain | matrices
+
+
+def read_quant_specs(path: Path) -> dict[str, QuantSpec]:
+    """What a folder's config.json says of its quantized matrices, in the words of MLX's own tools, by layer.
+
+    Under "" stands what holds for layers without words of their own.
+    """
+    config = path / "config.json"
+    words = read_json(config).get("quantization") if config.exists() else None
+    if not isinstance(words, dict) or not words:
+        return {}
+    layers = {name: own for name, own in words.items() if isinstance(own, dict)}
+    said = {name: words | own for name, own in {"": words, **layers}.items()}
+    return {
+        name: QuantSpec(own.get("mode", "affine"), own.get("bits", 4), own.get("group_size", GROUP))
+        for name, own in said.items()
+    }
+
+
+def narrow(w: mx.array | QuantizedMatrix) -> mx.array | QuantizedMatrix:
+    """A matrix in float32, as in Z-Image's files, as bfloat16; anything else as it is."""
+    if isinstance(w, mx.array) and w.ndim == 2 and w.dtype == mx.float32:
+        return w.astype(mx.bfloat16)
+    return w
 
 
 def refuse_scales(name: str) -> NoReturn:

@@ -14,11 +14,11 @@ import mlx.core as mx
 from ..errors import UserError
 from ..quantization import QuantizedMatrix
 from ..text_encoder import TextEncoderConfig
-from .families import Shapes
 from .families.klein import read_file_name
 from .families.qwen3 import IMPLIED, OUT_LAYERS
 from .files import ModelFolder, WeightFiles, list_files, open_weight_file, open_weights, read_json
 from .formats import assemble
+from .part_format import Shapes
 
 MFLUX = {"_class_name": "Flux2KleinPipeline"}  # what its model_index.json would say
 FLUX3_MLX = {"_class_name": "Flux3KleinPipeline"}

@@ -1,10 +1,13 @@
-"""How to train an adapter."""
+"""How to train an adapter, and on which models."""
 
 from dataclasses import dataclass
 
 from ..errors import UserError
 from ..inference.request import check_seeds
 from ..lora import MATRIX_KINDS
+from ..models.checkpoint import ModelInfo
+from ..models.families import Family
+from ..models.registry import BUNDLED, MODELS, find_released
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,20 @@ def default_rate(d: int) -> float:
     In inverse proportion, which keeps the change of the activations the same (Yang et al. 2022, arXiv 2203.03466).
     """
     return 1e-4 * 3072 / d
+
+
+def check_trains(family: Family) -> None:
+    """Refuse a family for whose models no adapter can be trained. Raises UserError."""
+    if not family.trains:
+        raise UserError(f"kleinlite trains no adapters for {family.title}: take base-4b or base-9b.")
+
+
+def check_base(info: ModelInfo) -> None:
+    """Refuse to train a distilled model: plain training would make it forget its few steps. Raises UserError."""
+    check_trains(info.family)
+    if not info.distilled:
+        return
+    released = find_released(info.name)
+    base = f"base-{released.size.name}" if released else f"{info.name.lower()}-base"
+    known = base if base in MODELS or base in BUNDLED else "its base model"
+    raise UserError(f"{info.name} is distilled: train on {known}, and use the adapter on {info.name}.")

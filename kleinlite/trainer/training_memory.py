@@ -15,9 +15,9 @@ from ..inference.machine_memory import machine_memory
 from ..inference.picture_memory import compute_dtype, plan_memory
 from ..lora import rank_at
 from ..models.adapters.names import matrix_shapes
-from ..models.describe import check_trains
 from ..models.families import family_of
 from ..text_encoder import TextEncoderConfig
+from .settings import check_trains
 
 # Fitted to `python -m benchmarks.training`, which measures a step beside what is predicted here:
 IN_FLIGHT = 155  # numbers per token and channel while one block's gradient is worked out

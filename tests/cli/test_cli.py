@@ -24,8 +24,8 @@ from kleinlite.cli import parse_size
 from kleinlite.cli.generate import list_notes
 from kleinlite.inference.prompts import PromptEncoder
 from kleinlite.models.adapters import find_adapter
-from kleinlite.models.describe import describe
 from kleinlite.models.download import Access, fetch_model
+from kleinlite.models.facts import find_facts
 from kleinlite.models.registry import BUNDLED, MODELS
 
 OFFLINE = Access(local_files_only=True)
@@ -652,12 +652,12 @@ def test_completion_names_all_commands_and_options(shell, capsys):
 
 
 def test_flux3_says_what_its_makers_say():
-    info = describe("flux3").info
+    info = find_facts("flux3").info
     request = SimpleNamespace(steps=4, width=1024, height=1024)
     wish = SimpleNamespace(quantize=4, adapters=[], prompts=["a cat"])
     grain, bits = list_notes(request, info, wish)
     assert "grainy in so few steps" in grain and "in 4 bits" in bits
     request.steps = 8
-    assert list_notes(request, describe("4b").info, wish) == []
+    assert list_notes(request, find_facts("4b").info, wish) == []
     wish.quantize = 8
     assert list_notes(request, info, wish) == []

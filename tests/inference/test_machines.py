@@ -18,7 +18,7 @@ from waiting import HANGS
 from kleinlite.inference.machine_memory import plan_model
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import open_checkpoint
-from kleinlite.models.describe import describe
+from kleinlite.models.facts import find_facts
 from kleinlite.sharding import shard
 
 PIPELINES = TINY.parent
@@ -155,7 +155,7 @@ def test_three_share_three_heads_and_refuse_four(tmp_path):
 
 
 def test_the_plan_says_what_each_machine_holds():
-    facts = describe("9b")
+    facts = find_facts("9b")
     alone, of_two = (plan_model(facts, width=1024, height=1024, machines=n) for n in (1, 2))
     assert 0.5 < of_two.transformer / alone.transformer < 0.53 and 0.5 < of_two.text_encoder / alone.text_encoder < 0.56
     assert of_two.autoencoder == alone.autoencoder and of_two.step == alone.step

@@ -19,6 +19,7 @@ from stand_in_hub import CHUNK, COMMIT, DECOYS, TINY, Repository, large, release
 from waiting import HANGS, wait_until
 
 from kleinlite import Klein
+from kleinlite.errors import say_once
 from kleinlite.models.checkpoint import resolve_replacement
 from kleinlite.models.download import (
     Access,
@@ -31,7 +32,6 @@ from kleinlite.models.download import (
     required_repositories,
     without_transformer,
 )
-from kleinlite.models.fields import say_once
 from kleinlite.models.registry import DECODERS, MODELS, SMALL_DECODER, TAEF2, TAEF2_FILE
 
 REPO = MODELS["4b"].repo

@@ -14,10 +14,11 @@ from test_formats import NANO, header_only
 from kleinlite.autoencoder import Autoencoder
 from kleinlite.checkpoints import rename
 from kleinlite.models import configs
-from kleinlite.models.checkpoint import Checkpoint, match_weights, open_checkpoint
-from kleinlite.models.configs import own_names
-from kleinlite.models.families import KLEIN
-from kleinlite.models.names import AUTOENCODER_NAMES, TEXT_ENCODER_NAMES, TRANSFORMER_NAMES
+from kleinlite.models.checkpoint import Checkpoint, open_checkpoint
+from kleinlite.models.families import KLEIN, own_names
+from kleinlite.models.families.klein import AUTOENCODER_NAMES, TRANSFORMER_NAMES
+from kleinlite.models.families.qwen3 import TEXT_ENCODER_NAMES
+from kleinlite.models.formats import match_weights
 from kleinlite.quantization import QuantizedMatrix
 from kleinlite.text_encoder import TextEncoder
 from kleinlite.transformer import Transformer

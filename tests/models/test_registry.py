@@ -6,8 +6,8 @@ from mlx.utils import tree_flatten
 from kleinlite import Klein
 from kleinlite.flux3 import Flux3Config, Flux3Transformer
 from kleinlite.models.configs import RELEASED_CONFIGS
-from kleinlite.models.describe import describe
 from kleinlite.models.download import required_repositories
+from kleinlite.models.facts import find_facts
 from kleinlite.models.families import network_of
 from kleinlite.models.registry import BUNDLED, MODELS, find_bundled, find_released
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
@@ -92,8 +92,8 @@ def test_a_repositorys_own_id_is_the_same_model(name):
     repo = MODELS[name].repo
     assert find_released(repo) is find_released(repo.lower()) is MODELS[name] is find_released(name)
     assert required_repositories(repo) == required_repositories(name)
-    by_id = describe(repo)
-    by_name = describe(name)
+    by_id = find_facts(repo)
+    by_name = find_facts(name)
     assert by_id.released is by_name.released and by_id.bits == by_name.bits
 
 

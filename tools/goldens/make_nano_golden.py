@@ -14,7 +14,7 @@ import mlx.core as mx
 import torch
 
 from kleinlite.models.checkpoint import resolve_model
-from kleinlite.models.configs import open_folder
+from kleinlite.models.folders import open_folder
 from kleinlite.sampling import noise
 from tools.goldens import GOLDENS
 from tools.goldens.run_diffusers import draw, load

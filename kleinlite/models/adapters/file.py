@@ -23,8 +23,8 @@ from ...checkpoints import swap_halves
 from ...errors import MissingFileError, UserError, clip, first_few
 from ...lora import LoRA, linear_layers
 from ..families import Family, family_of
-from ..fields import check_words
 from ..files import list_files, open_weight_file, read_json
+from ..part_format import check_words
 from .names import PREFIXES, Size, Target, find_targets, list_names, matrix_shapes, sort_names
 from .variants import DoRA, Hadamard, Kronecker, SplitAdapter, weight_of
 

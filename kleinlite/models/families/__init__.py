@@ -1,22 +1,26 @@
 """The families of models that kleinlite runs, each in its own file: what they share and in what they differ."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import mlx.nn as nn
 
 from ...checkpoints import rename
-from .family import Box, Configs, Family, Features, PartFormat, Shapes, TransformerNumbers
+from ..part_format import PartFormat
+from .family import Box, Configs, Family, Features, TransformerNumbers
 from .flux3 import FLUX3
 from .klein import KLEIN
+from .taef2 import LAYER, own_name
 from .z_image import Z_IMAGE
 
 __all__ = [
-    "Box", "Configs", "FAMILIES", "Family", "Features", "KLEIN", "PartFormat", "Shapes", "TransformerNumbers",
-    "Z_IMAGE", "family_of", "family_of_config", "family_of_tensors", "find_prefix", "network_of",
+    "Box", "Configs", "FAMILIES", "Family", "Features", "KLEIN", "TransformerNumbers", "Z_IMAGE", "family_of",
+    "family_of_config", "family_of_index", "family_of_tensors", "find_parts", "network_of", "own_names",
 ]  # fmt: skip
 
 FAMILIES = (KLEIN, Z_IMAGE, FLUX3)
+WRAPPER = re.compile(r"(^|\.)(_\w+\.)+")  # modules around modules: _orig_mod., _fsdp_wrapped_module.
 
 
 def family_of(cfg: TransformerNumbers) -> Family:
@@ -26,6 +30,12 @@ def family_of(cfg: TransformerNumbers) -> Family:
 def network_of(cfg: Any) -> type[nn.Module]:
     formats = (form for family in FAMILIES for part in family.parts.values() for form in (part, *part.others))
     return next(form.network for form in formats if form.config is type(cfg))
+
+
+def family_of_index(index: dict[str, Any]) -> Family:
+    """The family that a model's index names; klein if it names none."""
+    name = str(index.get("_class_name"))
+    return next((family for family in FAMILIES if name.startswith(family.pipelines)), KLEIN)
 
 
 def family_of_config(values: dict[str, Any]) -> Family:
@@ -48,3 +58,25 @@ def find_prefix(form: PartFormat, names: Iterable[str]) -> str | None:
     anchors = (form.anchor, rename(form.anchor, form.names)[0])
     ends = [name.removesuffix(anchor) for name in names for anchor in anchors if name.endswith(anchor)]
     return min((end for end in ends if not end or end.endswith(".")), key=len, default=None)
+
+
+def find_parts(names: Iterable[str], family: Family | None = None) -> dict[str, str]:
+    """The parts in a file, and what stands before the names of each: a file may hold a whole model."""
+    names = [WRAPPER.sub(r"\1", name) for name in names]
+    found = {part: find_prefix(form, names) for part, form in (family or family_of_tensors(names)).parts.items()}
+    return {part: prefix for part, prefix in found.items() if prefix is not None}
+
+
+def own_names(part: str, names: Iterable[str], family: Family | None = None) -> dict[str, str]:
+    """The names in a file that belong to a part, and each without what stands before it. Other parts' are left out."""
+    prefixes = find_parts(names, family)
+    prefix = prefixes.pop(part, "")
+    others = tuple(other.partition(".")[0] + "." for other in prefixes.values() if other)
+    plain = {name: WRAPPER.sub(r"\1", name) for name in names}
+    if part == "autoencoder" and all(map(LAYER.fullmatch, plain.values())):
+        return {name: own_name(layer) for name, layer in plain.items()}
+    return {
+        name: own.removeprefix(prefix)
+        for name, own in plain.items()
+        if (prefix and own.startswith(prefix)) or not own.startswith(others)
+    }

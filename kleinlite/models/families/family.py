@@ -6,28 +6,22 @@ klein where nothing is said. A new one is its chapter, its file here, its row in
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
-import mlx.nn as nn
 from PIL import Image
 from tokenizers import Tokenizer
 
 from ...autoencoder import AutoencoderConfig
-from ...checkpoints import Rule, rename
 from ...text_encoder import TextEncoder, TextEncoderConfig
 from ...z_image import static_schedule
-from ..fields import Fields, format_fields, read_fields
 from ..files import ModelFolder
+from ..part_format import PartFormat
 
 Features = mx.array | list[mx.array]  # of a batch of prompts: one array, or one per prompt where lengths differ
 Box = tuple[int, int, int, int]  # left, top, right and bottom, in pixels
-Values = dict[str, Any]  # what a JSON file holds
-Rules = list[Rule]  # for chapter 8's `rename`: from our names to those of the released folders
 Schedule = Callable[[int, int], list[float]]  # steps and image tokens → noise levels
 
 
@@ -60,28 +54,6 @@ class Variant(NamedTuple):
     schedule: Schedule
 
 
-class Shapes(dict[str, list[int]]):
-    """The shapes of the tensors in a file by our names, whether it has those or the released folders'."""
-
-    def __init__(self, shapes: dict[str, list[int]], rules: Rules):
-        super().__init__(shapes)
-        self.rules = rules
-
-    def __missing__(self, name: str) -> list[int]:
-        """Of one of theirs, or of several, stacked. Raises KeyError."""
-        parts = [dict.__getitem__(self, source) for source in rename(name, self.rules) if source != name]
-        if not parts:
-            raise KeyError(name)
-        return [sum(part[0] for part in parts), *parts[0][1:]]
-
-    def count(self, name: str) -> int:
-        """How many tensors there are of a name with a number, `blocks.{}.x`, from 0 on."""
-        return sum(1 for _ in itertools.takewhile(self.has, map(name.format, itertools.count())))
-
-    def has(self, name: str) -> bool:
-        return all(source in self for source in rename(name, self.rules)) or name in self
-
-
 def shifted_schedule(steps: int, tokens: int, shift: float) -> list[float]:
     """The same noise levels for a picture of any size."""
     return static_schedule(steps, shift)
@@ -93,56 +65,6 @@ def encode_each(
 ) -> Features:  # fmt: skip
     """A chapter's features of one prompt, for several."""
     return [encode(encoder, tokenizer, prompt, max_length) for prompt in prompts]
-
-
-@dataclass(frozen=True)
-class PartFormat:
-    """How a part (transformer, text encoder or autoencoder) stands in files."""
-
-    config: type  # the chapter's dataclass
-    network: type[Any]  # the chapter's class
-    fields: Fields  # config.json's numbers
-    names: Rules  # what the released folders call its tensors
-    anchor: str  # our name of a tensor that all its files have, and no other part's
-    layout: Values = field(default_factory=dict)  # what config.json says beside the numbers
-    repeated: Callable[[Any], Values] = lambda cfg: {}  # its further numbers, which follow from ours
-    optional: tuple[str, ...] = ()  # fields that it may lack
-    own_parse: Callable[[Path, Values, Values], Any] | None = None  # as `parse`, where the config is no plain table,
-    own_format: Callable[[Any], Values] | None = None  # and as `format`
-    computed: Values = field(default_factory=dict)  # further words, and values that mean the same
-    infer: Callable[[Shapes], Any] | None = None  # shapes in a single file → config; None: it cannot be one file
-    is_used: Callable[[Any, str], bool] = lambda cfg, name: True  # is this tensor of the file loaded?
-    build: Callable[[Any], nn.Module] | None = None  # what is loaded, where it is less than the whole network
-    others: tuple[PartFormat, ...] = ()  # what can stand in its place
-
-    def of(self, cfg: Any) -> PartFormat:
-        """This format, or the one of `others` that a config belongs to."""
-        return next(form for form in (self, *self.others) if form.config is type(cfg))
-
-    def parse(self, path: Path, values: Values, index: Values) -> Any:
-        """What config.json and model_index.json say → config. Raises UserError."""
-        if self.own_parse:
-            return self.own_parse(path, values, index)
-        absent = [name for name in self.optional if not values.get(self.fields[name].name)]
-        fields = {name: field for name, field in self.fields.items() if name not in absent}
-        return self.config(**read_fields(path, values, fields))
-
-    def format(self, cfg: Any) -> Values:
-        """config → config.json, which is what we compute, see `check_words`."""
-        if self.own_format:
-            return self.own_format(cfg)
-        return self.layout | format_fields(cfg, self.fields) | self.repeated(cfg)
-
-    def contradictions(self, cfg: Any) -> list[str]:
-        """Between numbers that are right one by one."""
-        n = {name: getattr(cfg, name) for name in self.fields}
-        wrong = [f"{a} channels of a position axis are odd" for a in n.get("axes", ()) if a % 2]
-        if n.get("head_dim", 0) % 2:
-            wrong.append("head_dim is odd")
-        if "kv_heads" in n and n["heads"] % n["kv_heads"]:
-            wrong.append(f"{n['heads']} heads do not share {n['kv_heads']}")
-        levels = {*n.get("channels", ()), *(n.get("decoder_channels") or ())}
-        return wrong + [f"{c} channels are no whole number of {n['groups']} groups" for c in levels if c % n["groups"]]
 
 
 @dataclass(frozen=True)

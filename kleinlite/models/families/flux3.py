@@ -10,10 +10,10 @@ from ...checkpoints import Rule, swap_halves
 from ...errors import UserError
 from ...flux3 import Flux3Config, Flux3Transformer, encode_window, fill_canvas, flux3_velocity_field
 from ...text_encoder import TextEncoderConfig
-from ..fields import COUNT, Field, read_layout
 from ..files import ModelFolder
+from ..part_format import COUNT, Field, PartFormat, Shapes, Values, read_layout
 from . import qwen3
-from .family import Configs, Family, PartFormat, Shapes, Values, Variant, encode_each, shifted_schedule
+from .family import Configs, Family, Variant, encode_each, shifted_schedule
 from .klein import KLEIN
 
 SHIFT = 6.93  # of the schedule of both models

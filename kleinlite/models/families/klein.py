@@ -1,4 +1,7 @@
-"""FLUX.2 [klein]: chapters 1 to 6."""
+"""FLUX.2 [klein]: chapters 1 to 6.
+
+Our own names of tensors are those of the authors' single files.
+"""
 
 import math
 import re
@@ -8,13 +11,26 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from ...autoencoder import Autoencoder, AutoencoderConfig
+from ...checkpoints import Rule, swap_halves
 from ...sampling import schedule
 from ...text_encoder import TextEncoder, TextEncoderConfig, tokenize
 from ...transformer import Transformer, TransformerConfig
-from ..fields import AXIS, BASE, COUNT, EPS, FOUR, WIDTH, Field, check_words, read_layout
 from ..files import ModelFolder, read_json
-from ..names import AUTOENCODER_NAMES, TRANSFORMER_NAMES
-from .family import Configs, Family, PartFormat, Shapes, Values, Variant, shifted_schedule
+from ..part_format import (
+    AXIS,
+    BASE,
+    COUNT,
+    EPS,
+    FOUR,
+    WIDTH,
+    Field,
+    PartFormat,
+    Shapes,
+    Values,
+    check_words,
+    read_layout,
+)  # fmt: skip
+from .family import Configs, Family, Variant, shifted_schedule
 from .qwen3 import QWEN3
 from .taef2 import TAEF2, infer_taef2, is_taef2
 
@@ -31,6 +47,35 @@ TRANSFORMER_FIELDS = {
     "theta": Field("rope_theta", *BASE),
     "d_time": Field("timestep_guidance_channels", int, 2, 2**17),
 }
+
+# What our tensors are called in the released folders. A rule with three targets: ours is three of theirs, stacked.
+TRANSFORMER_NAMES: list[Rule] = [
+    Rule(r"^img_in", ["x_embedder"]),
+    Rule(r"^txt_in", ["context_embedder"]),
+    Rule(r"^time_in.in_layer", ["time_guidance_embed.timestep_embedder.linear_1"]),
+    Rule(r"^time_in.out_layer", ["time_guidance_embed.timestep_embedder.linear_2"]),
+    Rule(r"(_modulation.*)\.lin\.", [r"\1.linear."]),
+    Rule(r"^final_layer.adaLN_modulation.1", ["norm_out.linear"], swap_halves),  # it is its own way back
+    Rule(r"^final_layer.linear", ["proj_out"]),
+    Rule(r"^single_blocks", ["single_transformer_blocks"]),
+    Rule(r"linear1", ["attn.to_qkv_mlp_proj"]),
+    Rule(r"linear2", ["attn.to_out"]),
+    Rule(r"(single.*)\.norm\.query_norm\.scale", [r"\1.attn.norm_q.weight"]),
+    Rule(r"(single.*)\.norm\.key_norm\.scale", [r"\1.attn.norm_k.weight"]),
+    Rule(r"^double_blocks", ["transformer_blocks"]),
+    Rule(r"img_attn.qkv", ["attn.to_q", "attn.to_k", "attn.to_v"]),
+    Rule(r"txt_attn.qkv", ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"]),
+    Rule(r"img_attn.norm.query_norm.scale", ["attn.norm_q.weight"]),
+    Rule(r"img_attn.norm.key_norm.scale", ["attn.norm_k.weight"]),
+    Rule(r"txt_attn.norm.query_norm.scale", ["attn.norm_added_q.weight"]),
+    Rule(r"txt_attn.norm.key_norm.scale", ["attn.norm_added_k.weight"]),
+    Rule(r"img_attn.proj", ["attn.to_out.0"]),
+    Rule(r"txt_attn.proj", ["attn.to_add_out"]),
+    Rule(r"img_mlp.0", ["ff.linear_in"]),
+    Rule(r"img_mlp.2", ["ff.linear_out"]),
+    Rule(r"txt_mlp.0", ["ff_context.linear_in"]),
+    Rule(r"txt_mlp.2", ["ff_context.linear_out"]),
+]
 
 
 def infer_transformer(shapes: Shapes) -> TransformerConfig:
@@ -59,6 +104,26 @@ AUTOENCODER_FIELDS = {
     "groups": Field("norm_num_groups", *WIDTH),
     "bn_eps": Field("batch_norm_eps", *EPS),
 }
+
+AUTOENCODER_NAMES: list[Rule] = [
+    Rule(r"^encoder.quant_conv", ["quant_conv"]),
+    Rule(r"^decoder.post_quant_conv", ["post_quant_conv"]),
+    Rule(r"\.down\.(\d)", [r".down_blocks.\1"]),
+    Rule(r"\.up\.0", [".up_blocks.3"]),  # the folders count the decoder's levels from the coarse end,
+    Rule(r"\.up\.1", [".up_blocks.2"]),  # the single file from the fine end
+    Rule(r"\.up\.2", [".up_blocks.1"]),
+    Rule(r"\.up\.3", [".up_blocks.0"]),
+    Rule(r"\.block\.(\d)", [r".resnets.\1"]),
+    Rule(r"\.downsample\.", [".downsamplers.0."]),
+    Rule(r"\.upsample\.", [".upsamplers.0."]),
+    Rule(r"mid\.block_1", ["mid_block.resnets.0"]),
+    Rule(r"mid\.block_2", ["mid_block.resnets.1"]),
+    Rule(r"mid\.attn_1\.norm", ["mid_block.attentions.0.group_norm"]),
+    Rule(r"mid\.attn_1\.proj_out", ["mid_block.attentions.0.to_out.0"]),
+    Rule(r"mid\.attn_1\.(q|k|v)\.", [r"mid_block.attentions.0.to_\1."]),
+    Rule(r"nin_shortcut", ["conv_shortcut"]),
+    Rule(r"norm_out", ["conv_norm_out"]),
+]
 
 
 def infer_levels(shapes: Shapes, config: type[AutoencoderConfig] = AutoencoderConfig) -> AutoencoderConfig:

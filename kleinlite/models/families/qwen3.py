@@ -6,12 +6,12 @@ from pathlib import Path
 
 import mlx.nn as nn
 
+from ...checkpoints import Rule
 from ...errors import UserError
 from ...text_encoder import TextEncoder, TextEncoderConfig
-from ..fields import AXIS, BASE, COUNT, EPS, WIDTH, Field, read_fields, read_layout
-from ..names import TEXT_ENCODER_NAMES
-from .family import PartFormat, Values
+from ..part_format import AXIS, BASE, COUNT, EPS, WIDTH, Field, PartFormat, Values, read_fields, read_layout
 
+TEXT_ENCODER_NAMES: list[Rule] = [Rule(r"^(?!lm_head)", ["model."])]
 # Of model_index.json, and what is implied where it is silent:
 OUT_LAYERS = "text_encoder_out_layers"
 IMPLIED: Values = {OUT_LAYERS: (9, 18, 27), "max_sequence_length": 512}

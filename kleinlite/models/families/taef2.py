@@ -13,7 +13,7 @@ import mlx.nn as nn
 from ...autoencoder import patchify, unpatchify
 from ...checkpoints import Rule
 from ...errors import UserError
-from .family import PartFormat, Shapes
+from ..part_format import PartFormat, Shapes
 
 WIDTH = 64
 POOLED = 4 * WIDTH  # channels of the branch that sees the whole picture

@@ -14,9 +14,22 @@ from ...z_image import (
     encode_caption,
     z_image_velocity_field,
 )
-from ..fields import AXIS, BASE, COUNT, EPS, WIDTH, Field, check_words, read_fields, read_layout
 from ..files import ModelFolder
-from .family import Configs, Family, PartFormat, Shapes, Values, Variant, encode_each, shifted_schedule
+from ..part_format import (
+    AXIS,
+    BASE,
+    COUNT,
+    EPS,
+    WIDTH,
+    Field,
+    PartFormat,
+    Shapes,
+    Values,
+    check_words,
+    read_fields,
+    read_layout,
+)  # fmt: skip
+from .family import Configs, Family, Variant, encode_each, shifted_schedule
 from .klein import KLEIN, infer_levels, read_scheduler
 from .qwen3 import QWEN3, parse_last_but_one
 

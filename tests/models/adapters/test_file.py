@@ -29,8 +29,8 @@ from kleinlite.models.adapters.names import find_target, list_targets
 from kleinlite.models.checkpoint import load_part
 from kleinlite.models.configs import parse_config
 from kleinlite.models.families import KLEIN
+from kleinlite.models.families.klein import TRANSFORMER_NAMES
 from kleinlite.models.files import looks_like_weights
-from kleinlite.models.names import TRANSFORMER_NAMES
 from kleinlite.position_ids import image_ids, text_ids
 from kleinlite.sampling import euler
 from kleinlite.training import velocity_loss

@@ -1,19 +1,26 @@
-"""The numbers of a network as config.json has them: what each is called there, and what it may be.
+"""How a part stands in files: what config.json calls its numbers, and what the files call its tensors.
 
 A `Field` is one number; a table of fields turns a config.json into a chapter's dataclass, and the dataclass back.
 What else a config says is compared with what we compute: another value is refused, an unknown word is logged.
 """
 
+from __future__ import annotations
+
+import itertools
 import json
-import logging
 import math
-from collections.abc import Collection
-from functools import cache
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import UserError, clip, printable
+import mlx.nn as nn
 
+from ..checkpoints import Rule, rename
+from ..errors import UserError, clip, say_once
+
+Values = dict[str, Any]  # what a JSON file holds
+Rules = list[Rule]  # for chapter 8's `rename`: from our names to those of the released folders
 LAYOUT = Path(__file__).parent / "layout"  # what diffusers and transformers write besides our numbers
 WIDTH = (int, 1, 2**17)
 COUNT = (int, 1, 1000)
@@ -57,12 +64,12 @@ Fields = dict[str, Field]  # by the names of the dataclass
 def read_fields(path: Path, values: dict[str, Any], fields: Fields) -> dict[str, Any]:
     """The dataclass's numbers from config.json's, each checked. Raises UserError for what is missing or cannot be."""
     numbers = {}
-    for name, field in fields.items():
-        if field.name not in values:
-            raise UserError(f"{path} says nothing about {field.name!r}: is this another kind of model?")
-        value = values[field.name]
-        field.check(path, value)
-        numbers[name] = tuple(value) if field.length else value
+    for name, entry in fields.items():
+        if entry.name not in values:
+            raise UserError(f"{path} says nothing about {entry.name!r}: is this another kind of model?")
+        value = values[entry.name]
+        entry.check(path, value)
+        numbers[name] = tuple(value) if entry.length else value
     return numbers
 
 
@@ -124,7 +131,73 @@ def is_computed(value: object, right: object) -> bool:
     return value == right
 
 
-@cache
-def say_once(sentence: str) -> None:
-    """A line in the log, the first time only."""
-    logging.getLogger("kleinlite").warning("%s", printable(sentence))
+class Shapes(dict[str, list[int]]):
+    """The shapes of the tensors in a file by our names, whether it has those or the released folders'."""
+
+    def __init__(self, shapes: dict[str, list[int]], rules: Rules):
+        super().__init__(shapes)
+        self.rules = rules
+
+    def __missing__(self, name: str) -> list[int]:
+        """Of one of theirs, or of several, stacked. Raises KeyError."""
+        parts = [dict.__getitem__(self, source) for source in rename(name, self.rules) if source != name]
+        if not parts:
+            raise KeyError(name)
+        return [sum(part[0] for part in parts), *parts[0][1:]]
+
+    def count(self, name: str) -> int:
+        """How many tensors there are of a name with a number, `blocks.{}.x`, from 0 on."""
+        return sum(1 for _ in itertools.takewhile(self.has, map(name.format, itertools.count())))
+
+    def has(self, name: str) -> bool:
+        return all(source in self for source in rename(name, self.rules)) or name in self
+
+
+@dataclass(frozen=True)
+class PartFormat:
+    """How a part (transformer, text encoder or autoencoder) stands in files."""
+
+    config: type  # the chapter's dataclass
+    network: type[Any]  # the chapter's class
+    fields: Fields  # config.json's numbers
+    names: Rules  # what the released folders call its tensors
+    anchor: str  # our name of a tensor that all its files have, and no other part's
+    layout: Values = field(default_factory=dict)  # what config.json says beside the numbers
+    repeated: Callable[[Any], Values] = lambda cfg: {}  # its further numbers, which follow from ours
+    optional: tuple[str, ...] = ()  # fields that it may lack
+    own_parse: Callable[[Path, Values, Values], Any] | None = None  # as `parse`, where the config is no plain table,
+    own_format: Callable[[Any], Values] | None = None  # and as `format`
+    computed: Values = field(default_factory=dict)  # further words, and values that mean the same
+    infer: Callable[[Shapes], Any] | None = None  # shapes in a single file → config; None: it cannot be one file
+    is_used: Callable[[Any, str], bool] = lambda cfg, name: True  # is this tensor of the file loaded?
+    build: Callable[[Any], nn.Module] | None = None  # what is loaded, where it is less than the whole network
+    others: tuple[PartFormat, ...] = ()  # what can stand in its place
+
+    def of(self, cfg: Any) -> PartFormat:
+        """This format, or the one of `others` that a config belongs to."""
+        return next(form for form in (self, *self.others) if form.config is type(cfg))
+
+    def parse(self, path: Path, values: Values, index: Values) -> Any:
+        """What config.json and model_index.json say → config. Raises UserError."""
+        if self.own_parse:
+            return self.own_parse(path, values, index)
+        absent = [name for name in self.optional if not values.get(self.fields[name].name)]
+        fields = {name: field for name, field in self.fields.items() if name not in absent}
+        return self.config(**read_fields(path, values, fields))
+
+    def format(self, cfg: Any) -> Values:
+        """config → config.json, which is what we compute, see `check_words`."""
+        if self.own_format:
+            return self.own_format(cfg)
+        return self.layout | format_fields(cfg, self.fields) | self.repeated(cfg)
+
+    def contradictions(self, cfg: Any) -> list[str]:
+        """Between numbers that are right one by one."""
+        n = {name: getattr(cfg, name) for name in self.fields}
+        wrong = [f"{a} channels of a position axis are odd" for a in n.get("axes", ()) if a % 2]
+        if n.get("head_dim", 0) % 2:
+            wrong.append("head_dim is odd")
+        if "kv_heads" in n and n["heads"] % n["kv_heads"]:
+            wrong.append(f"{n['heads']} heads do not share {n['kv_heads']}")
+        levels = {*n.get("channels", ()), *(n.get("decoder_channels") or ())}
+        return wrong + [f"{c} channels are no whole number of {n['groups']} groups" for c in levels if c % n["groups"]]

@@ -5,13 +5,12 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..errors import UserError
 from .checkpoint import Checkpoint, ModelInfo, PartsArgument, open_checkpoint
 from .configs import RELEASED_CONFIGS
 from .download import ANYWHERE, Access, find_cached, required_repositories
-from .families import Configs, Family, family_of
+from .families import Configs, family_of
 from .formats import find_quant_spec
-from .registry import BUNDLED, BUNDLED_LICENSE, MODELS, ReleasedModel, find_bundled, find_released
+from .registry import BUNDLED_LICENSE, ReleasedModel, find_bundled, find_released
 
 STORED_BITS = 16.0  # of the released weights, as they are in memory: what is stored wider is cast
 
@@ -39,7 +38,7 @@ def is_here(name: str) -> bool:
     return find_bundled(name) is not None or Path(name).exists() or find_cached(name) is not None
 
 
-def describe(
+def find_facts(
     name: str, quantize: int | str | None = None, parts: PartsArgument = None, *, dtype: mx.Dtype = mx.float32,
     access: Access = ANYWHERE,
 ) -> ModelFacts:  # fmt: skip
@@ -65,20 +64,3 @@ def describe(
     required_repositories(name)  # or the name is refused
     info = ModelInfo(name, distilled=False, size=1024, max_length=512)
     return ModelFacts(info, None, (STORED_BITS, STORED_BITS), False, False, None)
-
-
-def check_trains(family: Family) -> None:
-    """Refuse a family for whose models no adapter can be trained. Raises UserError."""
-    if not family.trains:
-        raise UserError(f"kleinlite trains no adapters for {family.title}: take base-4b or base-9b.")
-
-
-def check_base(info: ModelInfo) -> None:
-    """Refuse to train a distilled model: plain training would make it forget its few steps. Raises UserError."""
-    check_trains(info.family)
-    if not info.distilled:
-        return
-    released = find_released(info.name)
-    base = f"base-{released.size.name}" if released else f"{info.name.lower()}-base"
-    known = base if base in MODELS or base in BUNDLED else "its base model"
-    raise UserError(f"{info.name} is distilled: train on {known}, and use the adapter on {info.name}.")
