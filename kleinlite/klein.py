@@ -23,11 +23,11 @@ from .autoencoder import Autoencoder
 from .errors import UserError
 from .inference.fast_preview import preview_pixels
 from .inference.loaded_model import LoadedModel
-from .inference.loras import Loras
+from .inference.loras import Loras, add_loras
 from .inference.parts import Parts
 from .inference.picture_file import remember
 from .inference.picture_memory import MemoryPlan, compute_dtype
-from .inference.request import Options, Request, as_reference, check_request
+from .inference.request import DEFAULTS, Options, Request, as_reference, check_request, name_options
 from .inference.serialized import run_serialized
 from .kv_cache import cached_velocity_field
 from .memory import count_parameters
@@ -126,19 +126,30 @@ class Klein:
         )
         exact = kind is not None and kind == mx.float32
         model = run_serialized(LoadedModel, checkpoint, keep_loaded, group, exact)
-        model.loras.add_all(loras)
+        add_loras(model.loras, loras)
         return cls(model)
 
     @overload
     def __call__(self, prompt: str, **options: Unpack[Options]) -> Image.Image: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, prompt: Sequence[str], **options: Unpack[Options]) -> list[Image.Image]: ...
+    @name_options
     def __call__(self, prompt: str | Sequence[str], **options: Unpack[Options]) -> Pictures:
         """Draw the prompt; with `images`, edit or combine them as the prompt says. A list of prompts gives a list.
 
-        The options are those of `Options`: images, mask, strength, extend, width, height, steps, guidance,
-        negative_prompt, seed, noise, progress. With mask (white is drawn anew, black stays to the bit), strength
-        (0 to 1) or extend (left, top, right, bottom), images[0] is the picture to change.
+        images: a reference picture or several; the first gives the size, unless width and height do.
+        mask: what of images[0] is drawn anew: white is, black stays to the bit, gray blends; of the picture's size.
+        strength: how much of images[0] is drawn anew, up to 1 (all, the default): int(steps - steps·strength) steps are
+        left out. With four steps it has four values: above 0.75 all, above 0.5 three, above 0.25 two, else one.
+        extend: pixels to add to images[0]: left, top, right, bottom.
+        width, height: pixels, multiples of 16; with mask, strength or extend images[0] says them.
+        steps: evaluations of the model on the way out of the noise.
+        guidance: how far to follow the prompt. Base models: 1 is none. Z-Image: 0 is none. Distilled models refuse it.
+        negative_prompt: what to stay away from; acts through guidance.
+        seed: one number (a batch counts up from it) or one per prompt; a random one if not given.
+        noise: starting latents (b, n, 128) instead of the seeds' own; of Z-Image (b, n, 64).
+        progress: whether to show a bar.
+
         Each picture remembers what made it, in every PNG file that it is saved to: see `picture_info`.
         Raises UserError, with the way out, if the options do not go together, and MemoryLimitError if this machine is
         too small.
@@ -147,6 +158,7 @@ class Klein:
             last = step
         return last.preview()
 
+    @name_options
     def stream(
         self, prompt: str | Sequence[str], *, attention_fn: AttentionFn | None = None, **options: Unpack[Options]
     ) -> Iterator[Step]:
@@ -160,6 +172,7 @@ class Klein:
         """Text features (1, tokens, features), or a row per prompt of a list; of Z-Image a list: lengths differ."""
         return self._model.prompts.encode(prompt)
 
+    @name_options
     def plan_memory(self, prompt: str | Sequence[str] = "", **options: Unpack[Options]) -> MemoryPlan:
         """The bytes that this call would take, stage by stage; nothing is loaded for it."""
         return self._model.plan_memory(check_request(self.info, prompt, options))
@@ -178,7 +191,7 @@ class Klein:
         """The steps under a progress bar; other threads may have their turn between two of them."""
         steps = self._steps(request, attention_fn)
         try:
-            for _ in progress_bar(request.steps - request.skipped_steps, options.get("progress", True)):
+            for _ in progress_bar(request.steps - request.skipped_steps, options.get("progress", DEFAULTS["progress"])):
                 yield self._model.run(next, steps)
         finally:
             steps.close()  # or it would hold on to the transformer
@@ -290,8 +303,7 @@ class Klein:
     @property
     def parts(self) -> Parts:
         """What is in memory, for those who build on it: .configs, .loaded, .load(name), .release(name)."""
-        store = self._model.parts
-        return Parts(self._model.checkpoint.configs, store.loaded, store.load, store.release)
+        return Parts(self._model.parts)
 
     @property
     def tokenizer(self) -> Tokenizer:

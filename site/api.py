@@ -167,8 +167,9 @@ def snake_case(name: str) -> str:
 # Markdown
 
 
-def to_markdown(doc: str, anchors: dict[str, str], parameters: tuple[str, ...] = ()) -> str:
+def to_markdown(doc: str, anchors: dict[str, str], parameters: dict[str, str] | None = None) -> str:
     """A docstring as Markdown: names of this package become links, parameters a list, indented lines code."""
+    parameters = parameters or {}
     parts = []
     for paragraph in filter(None, re.split(r"\n\s*\n", inspect.cleandoc(doc))):
         lines = paragraph.splitlines()
@@ -176,10 +177,11 @@ def to_markdown(doc: str, anchors: dict[str, str], parameters: tuple[str, ...] =
             kind = "python" if lines[0].startswith(">>>") else "text"
             parts.append(f"```{kind}\n{textwrap.dedent(paragraph)}\n```")
             continue
-        if lines[0].split(":")[0].split(", ")[0] in parameters:
+        names = [line.split(":")[0].split(", ")[0] for line in lines]
+        if names[0] in parameters:
             lines = [
-                f"- **{line.replace(':', '**:', 1)}" if line.split(":")[0].split(", ")[0] in parameters
-                else f"- {line}" if line.startswith("Raises ") else f"  {line}" for line in lines
+                f"- **{line.replace(':', parameters[name] + '**:', 1)}" if name in parameters
+                else f"- {line}" if line.startswith("Raises ") else f"  {line}" for name, line in zip(names, lines)
             ]  # fmt: skip
         parts.append("\n".join(escape_markdown(line, anchors) for line in lines))
     return "\n\n".join(parts)
@@ -212,18 +214,15 @@ def format_entry(module: Module, name: str, anchors: dict[str, str], level: str 
     return "\n\n".join(filter(None, [heading, f"```python\n{code}\n```", about, *below]))
 
 
-def format_options(options: griffe.Object) -> str:
-    """The options of a call, each with its type and what it means."""
-    lines = []
-    for name, field in options.members.items():
-        meaning = escape_markdown(read_docstring(field), {})
-        lines.append(f"- <code>{name}: {field.annotation}</code>: {meaning}")
-    return "\n".join(["### Options of a call {#options-of-a-call}", "", *lines])
-
-
-def parameter_names(thing: griffe.Object) -> tuple[str, ...]:
-    """What a docstring may have lines about."""
-    return tuple(parameter.name for parameter in thing.parameters) if thing.is_function else ()
+def parameter_names(thing: griffe.Object) -> dict[str, str]:
+    """What a docstring may have lines about; with `: type` where the signature has no place for it, in Unpack[…]."""
+    names = {}
+    for parameter in thing.parameters if thing.is_function else ():
+        names[parameter.name] = ""
+        if str(parameter.annotation).startswith("Unpack["):
+            options = thing.modules_collection[parameter.annotation.slice.canonical_path]
+            names |= {name: f": {field.annotation}" for name, field in options.members.items()}
+    return names
 
 
 def format_section(module: Module, anchors: dict[str, str]) -> str:
@@ -255,7 +254,6 @@ def render_reference(package: Path) -> str:
     modules.sort(key=lambda m: (m.is_program, not m.chapter, m.chapter or m.name))
     anchors = {name: m.anchor(name) for m in reversed(modules) if not m.is_program for name in m.public}
     klein = [format_entry(module, "Klein", anchors, "##") for module in modules if "Klein" in module.public]
-    klein += [format_options(module.public["Options"]) for module in modules if "Options" in module.public]
     every = [format_section(module, anchors) for module in modules]
     parts = [IMPORT_KLEIN, *klein, "## All modules", format_contents(modules), *every]
     return "\n\n".join(parts).replace("{{#", "\\{{#")  # mdBook would take it for an include

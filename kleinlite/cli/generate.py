@@ -17,7 +17,7 @@ from ..errors import UserError, printable
 from ..files import check_replaceable
 from ..inference import picture_file
 from ..inference.loaded_model import LoadedModel
-from ..inference.loras import Loras, find_recorded_loras
+from ..inference.loras import Loras, add_loras, find_recorded_loras
 from ..inference.machine_memory import FEWER_BITS, check_memory, plan_request
 from ..inference.machines import from_first, say_who_is_lost
 from ..inference.picture_memory import compute_dtype
@@ -71,7 +71,7 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
     seed = request.seeds[0] if wish.options["seed"] is not None else from_first(request.seeds[:1], group)[0]
     jobs = list_jobs(args, wish, seed)
     klein = Klein(run_serialized(LoadedModel.of, facts, wish.quantize, wish.parts, together, access))
-    klein.loras.add_all(wish.adapters)
+    add_loras(klein.loras, wish.adapters)
     klein._model.check_memory(request)  # before anything is said of it
     if is_first:
         for note in list_notes(request, klein.info, wish):
@@ -198,7 +198,7 @@ def check_before_loading(facts: ModelFacts, wish: Wish, machines: int) -> Reques
     if facts.configs is None:  # how its family counts guidance, its files will tell
         return check_request(facts.info, wish.prompts[0], {**options, "guidance": None})
     request = check_request(facts.info, wish.prompts[0], options)
-    Loras(facts.configs.transformer).add_all(wish.adapters)
+    add_loras(Loras(facts.configs.transformer), wish.adapters)
     if not facts.here:
         fewer = () if wish.quantize or facts.is_quantized else FEWER_BITS
         check_memory(lambda bits: plan_request(facts, request, bits, machines), fewer)

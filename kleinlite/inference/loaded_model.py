@@ -17,7 +17,7 @@ from ..models.download import ANYWHERE, Access
 from ..models.facts import ModelFacts
 from .cluster import Cluster
 from .fast_preview import fit_preview
-from .loras import Loras
+from .loras import Loras, lora_bytes, record_loras
 from .machine_memory import FEWER_BITS, all_parts_fit, check_memory, plan_request
 from .parts import PartStore
 from .picture_memory import MemoryPlan, compute_dtype
@@ -84,7 +84,7 @@ class LoadedModel:
     def plan_memory(self, request: Request, bits: float | None = None) -> MemoryPlan:
         """The bytes that a request takes, with the parts as they are loaded here or in `bits` bits per weight."""
         plan = plan_request(self.checkpoint, request, bits or self.bits, self.cluster.machines)
-        return plan._replace(transformer=plan.transformer + self.loras.nbytes)
+        return plan._replace(transformer=plan.transformer + lora_bytes(self.loras))
 
     def check_memory(self, request: Request) -> None:
         """Raises MemoryLimitError for a request that this machine cannot hold, with what would fit."""
@@ -116,5 +116,5 @@ class LoadedModel:
         if self.checkpoint.chosen:
             facts["parts"] = self.checkpoint.chosen
         if self.loras:
-            facts["loras"] = self.loras.metadata()
+            facts["loras"] = record_loras(self.loras)
         return facts

@@ -67,33 +67,10 @@ class Loras(MutableMapping[str, float]):
             self._attach(name)
         return name
 
-    def add_all(self, files: Sequence[str | Path | tuple[str | Path | Adapter, float]]) -> None:
-        for file in files:
-            self.add(*(file if isinstance(file, tuple | list) else (file,)))
-
-    def attach_to(self, net: Transformer) -> None:
-        self._net = net
-        for name in self._adapters:
-            self._attach(name)
-
-    def release(self) -> None:
-        self._net = None
-
     def _attach(self, name: str) -> None:
         key, adapter, scale = self._adapters[name]
         assert self._net is not None
         attach(self._net, key, adapter.deltas(self._net), scale)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(adapter.nbytes for _, adapter, _ in self._adapters.values())
-
-    def metadata(self) -> list[dict]:
-        """What a picture remembers: the files' names, their scales, and the beginning of their SHA-256."""
-        return [
-            {"file": adapter.source, "scale": scale, "sha256": adapter.sha256[:16]}
-            for _, adapter, scale in self._adapters.values()
-        ]
 
     def _check(self, name: str) -> str:
         """The name itself. Raises KeyError, with those that there are."""
@@ -124,6 +101,34 @@ class Loras(MutableMapping[str, float]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+# What the package asks of them. No methods: Tab on `klein.loras` shows what a user calls.
+
+
+def add_loras(loras: Loras, files: Sequence[str | Path | tuple[str | Path | Adapter, float]]) -> None:
+    for file in files:
+        loras.add(*(file if isinstance(file, tuple | list) else (file,)))
+
+
+def follow(loras: Loras, net: Transformer | None) -> None:
+    """Attach them to a transformer that has been read; None: it was released, and the next one gets them."""
+    loras._net = net
+    if net is not None:
+        for name in loras:
+            loras._attach(name)
+
+
+def lora_bytes(loras: Loras) -> int:
+    return sum(adapter.nbytes for _, adapter, _ in loras._adapters.values())
+
+
+def record_loras(loras: Loras) -> list[dict]:
+    """What a picture remembers: the files' names, their scales, and the beginning of their SHA-256."""
+    return [
+        {"file": adapter.source, "scale": scale, "sha256": adapter.sha256[:16]}
+        for _, adapter, scale in loras._adapters.values()
+    ]
 
 
 def check_scale(adapter: Adapter, scale: float) -> None:

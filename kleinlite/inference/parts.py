@@ -1,6 +1,5 @@
 """A model's parts in memory: read when they are needed, released when what comes next needs the room."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ from ..errors import UserError
 from ..models.checkpoint import SMALL_PART_BYTES, Checkpoint
 from ..models.families import Configs
 from .cluster import Cluster
-from .loras import Loras
+from .loras import Loras, follow
 from .serialized import run_serialized
 from .strips import use_strips
 
@@ -59,12 +58,12 @@ class PartStore:
                 # A small network runs the chapters' own code, so that a line changed there shows.
                 speed_up(part, bfloat16=not self.exact)
             if name == "transformer":
-                self.loras.attach_to(part)
+                follow(self.loras, part)
             if is_shared:
                 try:
                     self.cluster.share(part)
                 except UserError:
-                    self.loras.release()
+                    follow(self.loras, None)
                     raise
             if name == "autoencoder":
                 use_strips(part)
@@ -91,15 +90,33 @@ class PartStore:
         if self.loaded.pop(name, None) is None:
             return
         if name == "transformer":
-            self.loras.release()
+            follow(self.loras, None)
         mx.clear_cache()  # MLX keeps freed memory for itself; this hands it back
 
 
-@dataclass(frozen=True)
 class Parts:
     """What is in memory, for those who build on it."""
 
-    configs: Configs  # the numbers of the parts, which the files say
-    loaded: dict[str, Any]  # the parts in memory, by name
-    load: Callable[[str], Any]  # a part, "transformer", "autoencoder", …: read if it is not in memory
-    release: Callable[[str], None]  # unless somebody has asked for it as `klein.transformer` and the like
+    def __init__(self, store: PartStore):
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"Parts(loaded={[*self.loaded]})"
+
+    @property
+    def configs(self) -> Configs:
+        """The numbers of the parts, which the files say."""
+        return self._store.checkpoint.configs
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        """The parts in memory, by name."""
+        return self._store.loaded
+
+    def load(self, name: str) -> Any:
+        """A part, "transformer", "autoencoder", …: read if it is not in memory."""
+        return self._store.load(name)
+
+    def release(self, name: str) -> None:
+        """Take a part out of memory, unless somebody has asked for it as `klein.transformer` and the like."""
+        self._store.release(name)

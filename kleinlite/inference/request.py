@@ -4,13 +4,14 @@ What passes `check_request` has the right type and range, and everything behind 
 UserError, a ValueError whose sentence names the mistake and the way out.
 """
 
+import inspect
 import numbers
 import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import mlx.core as mx
 from PIL import Image
@@ -23,6 +24,8 @@ from .masks import Change, count_skipped, plan_change
 from .picture_file import check_reference_size, shrink, to_rgb
 
 __all__ = ["Options", "Request", "as_reference", "check_request", "check_prompts", "check_images"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 LARGEST_GUIDANCE = 1000  # far beyond any use; what overflows has no picture, see `LoadedModel.check_finite`
 
@@ -44,33 +47,35 @@ FROM_DIFFUSERS = {  # what diffusers calls our options
 
 
 class Options(TypedDict, total=False):
-    """What a call takes besides the prompt; the model's own files say what is not given."""
+    """What a call takes besides the prompt: `Klein.__call__` says what each means. None is the same as left out."""
 
     images: Image.Image | Sequence[Image.Image]
-    """Reference pictures, 1..n. The output takes the first one's size unless width and height are given."""
     mask: Image.Image | None
-    """What of images[0] is drawn anew: white is, black stays to the bit, gray blends. Of the picture's size."""
     strength: float | None
-    """How much of images[0] is drawn anew, up to 1 (all, the default): int(steps - steps·strength) steps are left out.
-    With four steps it has four values: above 0.75 all steps, above 0.5 three, above 0.25 two, else one."""
     extend: Sequence[int] | None
-    """Pixels to add to images[0]: left, top, right, bottom."""
     width: int | None
-    """Pixels, a multiple of 16; with mask, strength or extend the picture says it."""
     height: int | None
-    """Pixels, a multiple of 16; with mask, strength or extend the picture says it."""
     steps: int | None
-    """Evaluations of the model on the way out of the noise."""
     guidance: float | None
-    """How far to follow the prompt. Base models: 1 is none. Z-Image: 0 is none. Distilled models refuse it."""
     negative_prompt: str
-    """What to stay away from; acts through guidance."""
     seed: int | Sequence[int] | None
-    """One number (a batch counts up from it) or one per prompt; a random one if not given."""
     noise: mx.array | None
-    """(b, n, 128) starting latents instead of the seeds' own; of Z-Image (b, n, 64)."""
     progress: bool
-    """Whether to show a bar (default: yes)."""
+
+
+DEFAULTS: Options = {"images": (), "negative_prompt": "", "progress": True}  # of others the model's own files say
+
+
+def name_options(call: F) -> F:
+    """The same function, whose signature names the options: for Tab, Shift-Tab and help(), which ask Python for it."""
+    signature = inspect.signature(call)
+    *own, _ = signature.parameters.values()
+    named = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=kind)
+        for name, kind in Options.__annotations__.items()
+    ]
+    call.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
+    return call
 
 
 @dataclass(frozen=True)
@@ -124,11 +129,14 @@ def check_request(info: ModelInfo, prompt: str | Sequence[str], options: Options
     A family may fill up a lone reference, and then the result is cut to a box, unless a width or a height is given.
     Raises UserError for what cannot work, each time with the way out.
     """
-    given: dict[str, Any] = {name: value for name, value in (options or {}).items() if value is not None}
+    given: dict[str, Any] = {
+        **DEFAULTS,
+        **{name: value for name, value in (options or {}).items() if value is not None},
+    }
     check_names(given)
     prompts = check_prompts(prompt)
-    negative_prompt = check_text(given.get("negative_prompt", ""), "negative_prompt")
-    images = check_images(given.get("images", ()))
+    negative_prompt = check_text(given["negative_prompt"], "negative_prompt")
+    images = check_images(given["images"])
     if images and not info.family.edits:
         raise UserError(
             f"{info.name} draws from words and cannot edit pictures: leave the pictures out, or take a model of "

@@ -111,10 +111,10 @@ def test_docstrings_become_markdown():
 
         indented
     """
-    text = api.to_markdown(doc, {"other": "m-other"}, ("steps", "seed"))
+    text = api.to_markdown(doc, {"other": "m-other"}, {"steps": ": int", "seed": ""})
     assert text.split("\n\n") == [
         r"Turns x\_0\*2 into \<b\>; see [`other`](#m-other) and `that`.",
-        "- <code>steps, seed</code>: whole numbers\n  that count.\n- Raises ValueError otherwise.",
+        "- <code>steps, seed: int</code>: whole numbers\n  that count.\n- Raises ValueError otherwise.",
         "```python\n>>> f(1)\n```",
         "```text\nindented\n```",
     ]
