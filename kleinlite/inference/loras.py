@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..lora import attach, detach, rescale
 from ..models.adapters import Adapter, find_adapter, open_adapter
-from ..models.families import TransformerNumbers
+from ..models.families import TransformerNumbers, family_of
 from ..sharding import SummedLinear
 from ..transformer import Transformer
 from .request import describe
@@ -49,7 +49,7 @@ class Loras(MutableMapping[str, float]):
             raise UserError(f"The model is divided over several machines already: {way_out}.")
         if not isinstance(file, str | os.PathLike | Adapter):
             raise UserError(f"An adapter is a file's name, or one that comes with nano, not {describe(file)}.")
-        adapter = file if isinstance(file, Adapter) else open_adapter(file)
+        adapter = file if isinstance(file, Adapter) else open_adapter(file, family_of(self._cfg))
         check_scale(adapter, scale)
         adapter.check(self._cfg)
         path = adapter.path.resolve()

@@ -22,7 +22,7 @@ import mlx.nn as nn
 from ...checkpoints import swap_halves
 from ...errors import MissingFileError, UserError, clip, first_few
 from ...lora import LoRA, linear_layers
-from ..families import Family, family_of
+from ..families import KLEIN, Family, family_of
 from ..files import list_files, open_weight_file, read_json
 from ..part_format import check_words
 from .names import PREFIXES, Size, Target, find_targets, list_names, matrix_shapes, sort_names
@@ -316,10 +316,11 @@ def find_adapter(name: str | Path) -> Path:
     return path if os.path.isfile(name) else bundled_adapters().get(str(name), path)
 
 
-def open_adapter(path: str | Path) -> Adapter:
+def open_adapter(path: str | Path, first: Family = KLEIN) -> Adapter:
     """Read an adapter file and understand every name in it, or say in a sentence why it cannot be one of ours.
 
-    path: a file, a folder of PEFT's, or the name of an adapter that comes with nano: "cross", "outlined".
+    path: a file, a folder of PEFT's, or the name of an adapter that comes with nano: "cross", "outlined". first: the
+    family whose it may be, asked before the others.
     Raises MissingFileError or UserError.
     """
     name = Path(path).name if os.path.isdir(path) else None
@@ -335,7 +336,7 @@ def open_adapter(path: str | Path) -> Adapter:
     types = {str(tensor["dtype"]) for name, tensor in file.tensors.items() if not name.endswith(".alpha")} - REAL_TYPES
     if types:
         raise UserError(f"{path} has numbers of the type {', '.join(types)}: save it in bfloat16 or float16.")
-    family, targets = find_targets(path, list(names))
+    family, targets = find_targets(path, list(names), first)
     arrays, metadata = file.load()  # a whole model, of gigabytes, is refused by now
     mx.eval(arrays)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -124,13 +124,17 @@ def is_duplicate(module: str, modules: dict[str, Any]) -> bool:
     return not others.isdisjoint(modules)
 
 
-def find_targets(path: Path, modules: list[str]) -> tuple[Family, dict[str, Target]]:
-    """The family that knows all these names, and what each of them means there. Raises UserError."""
-    known = {family: {module: find_target(module, family) for module in modules} for family in FAMILIES}
-    family = min(known, key=lambda family: list(known[family].values()).count(None))
-    targets = {module: target for module, target in known[family].items() if target}
-    if len(targets) < len(modules):
-        refuse_names(path, [module for module in modules if module not in targets], modules)
+def find_targets(path: Path, modules: list[str], first: Family = KLEIN) -> tuple[Family, dict[str, Target]]:
+    """The family that knows all these names, and what each of them means there; `first` is asked before the others.
+
+    Raises UserError.
+    """
+    families = sorted(FAMILIES, key=lambda family: family is not first)
+    family = next((family for family in families if all(find_target(module, family) for module in modules)), None)
+    if family is None:
+        unknown = [[module for module in modules if find_target(module, family) is None] for family in families]
+        refuse_names(path, min(unknown, key=len), modules)
+    targets = {module: target for module in modules if (target := find_target(module, family))}
     taken: dict[str, set[int | None]] = {}
     for module, target in targets.items():
         thirds = taken.setdefault(target.path, set())
