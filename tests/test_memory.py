@@ -92,7 +92,7 @@ def test_the_machine_has_memory():
 
 
 def test_bits_of_a_large_part_are_those_of_its_files(monkeypatch):
-    monkeypatch.setattr("kleinlite.models.checkpoint.SMALL_PART_BYTES", 0)
+    monkeypatch.setattr("kleinlite.models.files.SMALL_PART_BYTES", 0)
     checkpoint = open_checkpoint("nano", dtype=mx.float32)
     assert all(abs(bits - 16) < 0.1 for bits in checkpoint.bits)  # float16
 

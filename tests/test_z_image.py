@@ -20,8 +20,8 @@ from kleinlite.cli import main
 from kleinlite.inference.machine_memory import plan_model
 from kleinlite.inference.picture_file import picture_info
 from kleinlite.klein import Klein
-from kleinlite.models import checkpoint as opening
 from kleinlite.models.checkpoint import open_checkpoint
+from kleinlite.models.configs import infer_config
 from kleinlite.models.export import quantize_model
 from kleinlite.models.facts import find_facts
 from kleinlite.models.families import Z_IMAGE
@@ -288,7 +288,7 @@ def test_an_autoencoder_in_one_file(tmp_path):
         matrix = "mid.attn_1" in name and w.ndim == 2
         arrays[name] = w[:, :, None, None] if matrix else w.transpose(0, 3, 1, 2) if w.ndim == 4 else w
     mx.save_safetensors(str(tmp_path / "ae.safetensors"), arrays)
-    cfg = opening.infer_config("autoencoder", open_weights(tmp_path / "ae.safetensors"), Z_IMAGE)
+    cfg = infer_config("autoencoder", open_weights(tmp_path / "ae.safetensors"), Z_IMAGE)
     assert isinstance(cfg, Flux1AutoencoderConfig) and (cfg.channels, cfg.layers) == ((4, 4, 8, 8), 1)
     match_weights(Flux1Autoencoder(cfg), load_arrays(tmp_path / "ae.safetensors"), AUTOENCODER_NAMES)
 
@@ -333,7 +333,7 @@ def test_the_released_autoencoder():
 
 def test_float32_files_are_cast_as_they_are_read(tmp_path, monkeypatch):
     """A large part that is stored in float32 is kept in bfloat16, and never there in both."""
-    monkeypatch.setattr(opening, "SMALL_PART_BYTES", 0)
+    monkeypatch.setattr("kleinlite.models.files.SMALL_PART_BYTES", 0)
     folder = tmp_path / "wide"
     shutil.copytree(MODEL, folder)
     arrays = {name: w.astype(mx.float32) for name, w in load_arrays(MODEL / "transformer").items()}

@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 from ..cpu import give_back, speed_up
 from ..errors import UserError
-from ..models.checkpoint import SMALL_PART_BYTES, Checkpoint
+from ..models.checkpoint import Checkpoint
 from ..models.families import Configs
 from .cluster import Cluster
 from .loras import Loras, follow
@@ -38,7 +38,7 @@ class PartStore:
 
     def is_large(self, name: str) -> bool:
         """Whether a part's weights stay as they are in its files, and its layers are this machine's quick ones."""
-        return self.checkpoint.nbytes(name) >= SMALL_PART_BYTES
+        return self.checkpoint.files[name].is_large
 
     def load(self, name: str) -> Any:
         if name not in PARTS:

@@ -19,13 +19,12 @@ from tokenizers import Tokenizer
 from ..errors import UserError, clip, first_few, printable, say_once
 from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec
 from ..text_encoder import PAD, TextEncoder
-from .configs import infer_config, read_config
+from .configs import read_parts
 from .download import ANYWHERE, Access, fetch_model, fetch_parts
-from .families import KLEIN, Configs, Family, family_of, family_of_index, find_parts, own_names
+from .families import KLEIN, Configs, Family, family_of, find_parts, own_names
 from .files import ModelFolder, WeightFiles, check_file, open_weights, read_json
 from .folders import check_supported, find_index, open_folder
 from .formats import (
-    GROUP,
     Weights,
     assemble,
     check_packing,
@@ -35,12 +34,11 @@ from .formats import (
     narrow,
     read_quant_specs,
 )  # fmt: skip
-from .other_programs import MlxFolder, infer_text_encoder, name_of_variant, open_mlx_files
+from .other_programs import name_of_variant
 from .part_format import Rules
 from .quantize_network import quantize as quantize_module
 from .registry import FOLDERS, PARTS, TAEF2_FILE, find_bundled, find_released
 
-SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded
 PartsArgument = str | Path | dict[str, str | Path] | None
 
 # ---------------------------------------------------------------- name → files
@@ -213,7 +211,33 @@ def load_part(module: nn.Module, path: Path, rules: Rules, dtype: mx.Dtype) -> n
     return load_weights(module, match_weights(module, dict(arrays), rules), dtype)
 
 
+def match_part(part: str, configs: Configs, files: WeightFiles) -> tuple[nn.Module, Weights]:
+    """A part and its weights, not yet read. Raises UserError if a tensor has no place, or a place no tensor."""
+    cfg = getattr(configs, part)
+    family = family_of(configs.transformer)
+    form = family.parts[part].of(cfg)
+    check_packing(files.path, files.tensors)
+    everything, metadata = files.load()
+    tensors = {own: everything[name] for name, own in own_names(part, everything, family).items()}
+    arrays: Weights = dict(tensors)
+    if part != "autoencoder":
+        arrays = assemble(tensors, metadata, read_quant_specs(files.path))
+        if files.is_wide:
+            arrays = {name: narrow(w) for name, w in arrays.items()}
+    arrays = {own: w for own, w in arrays.items() if form.is_used(cfg, own)}
+    module = (form.build or form.network)(cfg)
+    return module, match_weights(module, arrays, form.names)
+
+
 # ---------------------------------------------------------------- parts
+
+
+@dataclass
+class Opened:
+    """What opening a model has made, until the first load of each takes it out."""
+
+    tokenizer: Tokenizer | None
+    parts: dict[str, tuple[nn.Module, Weights]]  # see `match_part`
 
 
 @dataclass(frozen=True)
@@ -225,11 +249,10 @@ class Checkpoint:
     home: ModelFolder  # where model_index.json and the tokenizer are
     files: dict[str, WeightFiles]  # by part
     dtype: mx.Dtype  # in which the transformer and the text encoder compute
-    quant_spec: QuantSpec | None = None  # in which they are to be quantized when they are loaded
-    is_quantized: bool = False  # whether they are so in their files, and so cannot be quantized again
-    chosen: str | dict[str, str] | None = None  # `parts` of `open_checkpoint`, as text
-    # The tokenizer, and each part with its weights: opening has made them, the first load takes them out. Lazy.
-    _opened: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    quant_spec: QuantSpec | None  # in which they are to be quantized when they are loaded
+    is_quantized: bool  # whether they are so in their files, and so cannot be quantized again
+    chosen: str | dict[str, str] | None  # `parts` of `open_checkpoint`, as text
+    opened: Opened = field(repr=False, compare=False)
 
     @property
     def quantize(self) -> int | str | None:
@@ -245,7 +268,7 @@ class Checkpoint:
         if self.quant_spec:
             return self.quant_spec.bits_per_weight
         widest = 8.0 * self.dtype.size  # at most: wider weights, and those of small parts, are cast
-        if self.nbytes(part) < SMALL_PART_BYTES:
+        if not self.files[part].is_large:
             return widest
         weights = self.weights(part).values()
         arrays = [w.tensors.values() if isinstance(w, QuantizedMatrix) else (w,) for w in weights]
@@ -253,7 +276,9 @@ class Checkpoint:
         return min(widest, stored / sum(math.prod(w.shape) for w in weights))
 
     def load_tokenizer(self) -> Tokenizer:
-        return self._opened.pop("tokenizer", None) or load_tokenizer(self.home)
+        tokenizer = self.opened.tokenizer or load_tokenizer(self.home)
+        self.opened.tokenizer = None
+        return tokenizer
 
     def load_text_encoder(self, lazy: bool = False) -> TextEncoder:
         """Up to the highest layer whose output becomes features; what lies above is neither built nor read."""
@@ -269,48 +294,25 @@ class Checkpoint:
 
     def _load(self, part: str, lazy: bool) -> Any:
         module, weights = self.take(part)
-        is_large = self.nbytes(part) >= SMALL_PART_BYTES
-        load_weights(module, weights, self.dtype, keep_narrow=is_large or self.quant_spec is not None)
+        keep_narrow = self.files[part].is_large or self.quant_spec is not None
+        load_weights(module, weights, self.dtype, keep_narrow)
         del weights  # so that a matrix is forgotten once it is quantized
         if self.quant_spec:
             return quantize_module(module, self.quant_spec, self.dtype, lazy)
-        if self._is_wide(part) and not lazy:
+        if self.files[part].is_wide and not lazy:
             for parameter in tree_flatten(module.parameters()):
                 mx.eval(parameter[1])  # cast one after the other: never all of them in two widths
         return module
 
     def weights(self, part: str) -> Weights:
         """What belongs into a part, under our names, as stored and not yet read."""
-        if part not in self._opened:
-            self._opened[part] = self._match(part)
-        return self._opened[part][1]
+        if part not in self.opened.parts:
+            self.opened.parts[part] = match_part(part, self.configs, self.files[part])
+        return self.opened.parts[part][1]
 
     def take(self, part: str) -> tuple[nn.Module, Weights]:
         """A part without its weights, and those that belong into it: matched when opened, and anew after that."""
-        return self._opened.pop(part, None) or self._match(part)
-
-    def _match(self, part: str) -> tuple[nn.Module, Weights]:
-        """A part and its weights, not yet read. Raises UserError if a tensor has no place, or a place no tensor."""
-        cfg = getattr(self.configs, part)
-        family = family_of(self.configs.transformer)
-        form = family.parts[part].of(cfg)
-        files = self.files[part]
-        check_packing(files.path, files.tensors)
-        everything, metadata = files.load()
-        tensors = {own: everything[name] for name, own in own_names(part, everything, family).items()}
-        arrays: Weights = dict(tensors)
-        if part != "autoencoder":
-            arrays = assemble(tensors, metadata, read_quant_specs(files.path))
-            if self._is_wide(part):
-                arrays = {name: narrow(w) for name, w in arrays.items()}
-        arrays = {own: w for own, w in arrays.items() if form.is_used(cfg, own)}
-        module = (form.build or form.network)(cfg)
-        return module, match_weights(module, arrays, form.names)
-
-    def _is_wide(self, part: str) -> bool:
-        """Whether a large part has matrices in float32, which are narrowed."""
-        matrices = [tensor for tensor in self.files[part].tensors.values() if len(tensor["shape"]) == 2]
-        return self.nbytes(part) >= SMALL_PART_BYTES and any(tensor["dtype"] == "F32" for tensor in matrices)
+        return self.opened.parts.pop(part, None) or match_part(part, self.configs, self.files[part])
 
     def nbytes(self, part: str) -> int:
         return self.files[part].nbytes
@@ -341,39 +343,10 @@ def open_checkpoint(
     file = paths["transformer"]
     info = read_model_info(str(name), folder, file.name if file.is_file() else name_of_variant(folder), configs)
     chosen = {part: str(place) for part, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
-    checkpoint = Checkpoint(info, configs, folder, files, dtype, spec, chosen=chosen or None)
-    checkpoint._opened["tokenizer"] = tokenizer
-    weights = [w for part in PARTS for w in checkpoint.weights(part).values()]  # every tensor has its place
+    matched = {part: match_part(part, configs, files[part]) for part in PARTS}  # every tensor has its place
+    weights = [w for _, arrays in matched.values() for w in arrays.values()]
     quantized = next((w.spec for w in weights if isinstance(w, QuantizedMatrix) and w.spec.mode != "fp8"), None)
     if quantized and spec:
         raise UserError(f"{name} is quantized already ({quantized.mode}, {quantized.bits} bits): leave quantize out.")
-    return replace(checkpoint, is_quantized=quantized is not None)
-
-
-def read_parts(folder: ModelFolder, paths: dict[str, Path]) -> tuple[Configs, dict[str, WeightFiles]]:
-    """The configs of all parts, and the files with their weights: the transformer first, which says the family."""
-    configs: dict[str, Any] = {}
-    files: dict[str, WeightFiles] = {}
-    family: Family | None = None
-    for part, path in paths.items():
-        saved_by_mlx = isinstance(folder, MlxFolder) and path == folder.part(part) and not path.is_file()
-        text_config = part == "text_encoder" and (path / "config.json").exists()
-        from_shapes = path.is_file() or (saved_by_mlx and not text_config)
-        if not from_shapes:
-            configs[part] = read_config(part, path, folder.index, family)
-        if saved_by_mlx:
-            spec = read_quant_specs(path).get("")
-            files[part] = open_mlx_files(path, spec.group if spec else GROUP)
-        else:
-            files[part] = open_weights(path)
-        if from_shapes:
-            configs[part] = infer_config(part, files[part], family, infer_text_encoder if saved_by_mlx else None)
-        if family is None:
-            family = family_of(configs[part])
-            other = family_of_index(folder.index)
-            if family is not other:
-                raise UserError(
-                    f"{path} is a transformer of {family.title}, and {folder.path} has the parts of {other.title}: "
-                    f"take all from one model, for example parts={family.example!r}."
-                )
-    return Configs(**configs), files
+    opened = Opened(tokenizer, matched)
+    return Checkpoint(info, configs, folder, files, dtype, spec, quantized is not None, chosen or None, opened)

@@ -1,7 +1,7 @@
 """A model's configs: from its files to the chapters' dataclasses, or a sentence about what is not one of ours.
 
-What each family's files say is in `families`; here is what is the same for all: which file is asked, that other
-models are known by their names, and the configs of the released models.
+What each family's files say is in `families`; here is what is the same for all: which file is asked, and the configs
+of the released models.
 """
 
 from collections.abc import Callable
@@ -9,14 +9,55 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .families import FAMILIES, KLEIN, Family, family_of_config, family_of_tensors, own_names
-from .files import WeightFiles, read_json
+from .families import (
+    FAMILIES,
+    KLEIN,
+    Configs,
+    Family,
+    family_of,
+    family_of_config,
+    family_of_index,
+    family_of_tensors,
+    own_names,
+)  # fmt: skip
+from .files import ModelFolder, WeightFiles, open_weights, read_json
 from .folders import check_supported
 from .formats import check_packing
-from .part_format import PartFormat, Shapes, check_words
+from .other_programs import MlxFolder, infer_text_encoder, open_mlx_files
+from .part_format import Shapes
 
 # By the name of a size in the registry:
 RELEASED_CONFIGS = {size: configs for family in FAMILIES for size, configs in family.released.items()}
+
+
+def read_parts(folder: ModelFolder, paths: dict[str, Path]) -> tuple[Configs, dict[str, WeightFiles]]:
+    """The configs of all parts, and the files with their weights; the transformer says the family. Raises UserError."""
+    path = paths["transformer"]
+    cfg, weights = read_part("transformer", path, folder)
+    family = family_of(cfg)
+    other = family_of_index(folder.index)
+    if family is not other:
+        raise UserError(
+            f"{path} is a transformer of {family.title}, and {folder.path} has the parts of {other.title}: "
+            f"take all from one model, for example parts={family.example!r}."
+        )
+    text_encoder = read_part("text_encoder", paths["text_encoder"], folder, family)
+    autoencoder = read_part("autoencoder", paths["autoencoder"], folder, family)
+    files = {"transformer": weights, "text_encoder": text_encoder[1], "autoencoder": autoencoder[1]}
+    return Configs(cfg, text_encoder[0], autoencoder[0]), files
+
+
+def read_part(part: str, path: Path, folder: ModelFolder, family: Family | None = None) -> tuple[Any, WeightFiles]:
+    """The config of a part and the files with its weights: of a single file, of a folder as released, or of MLX's."""
+    if path.is_file():
+        weights = open_weights(path)
+        return infer_config(part, weights, family), weights
+    if not (isinstance(folder, MlxFolder) and path == folder.part(part)):
+        return read_config(part, path, folder.index, family), open_weights(path)
+    weights = open_mlx_files(path)
+    if part == "text_encoder" and (path / "config.json").exists():
+        return read_config(part, path, folder.index, family), weights
+    return infer_config(part, weights, family, infer_text_encoder), weights
 
 
 def read_config(part: str, path: Path, index: dict[str, Any] | None = None, family: Family | None = None) -> Any:
@@ -38,11 +79,7 @@ def parse_config(
     check_supported(path, values)
     if family is None:
         family = family_of_config(values) if part == "transformer" else KLEIN
-    form = family.parts[part]
-    cfg = form.parse(path, values, index or {})
-    check_config(path, cfg, form)
-    check_words(path, values, form.format(cfg) | form.computed, {field.name for field in form.fields.values()})
-    return cfg
+    return family.parts[part].parse(path, values, index or {})
 
 
 def infer_config(
@@ -67,11 +104,5 @@ def infer_config(
         cfg = infer(shapes)
     except (LookupError, ValueError, ZeroDivisionError) as e:
         raise UserError(f"{path} has not the tensors of {family.title} ({e}): is this another kind of model?") from None
-    check_config(path, cfg, form.of(cfg))
+    form.of(cfg).check(path, cfg)
     return cfg
-
-
-def check_config(path: Path, cfg: Any, form: PartFormat) -> None:
-    wrong = form.contradictions(cfg)
-    if wrong:
-        raise UserError(f"{path} contradicts itself ({'; '.join(wrong)}): is this another kind of model?")

@@ -19,6 +19,7 @@ from .registry import FOLDERS
 
 # Bytes up to which a file is read whole: `safe_open` imports numpy, which takes longer than drawing with nano.
 SMALL_FILE = 2**25
+SMALL_PART_BYTES = 2**28  # smaller parts (nano's, the autoencoder) are cast once, when they are loaded
 GIT_LFS = b"version https://git-lfs"
 # Where transformers and diffusers look for a part's weights, in their order; an index names shards:
 USUAL_NAMES = (
@@ -97,6 +98,16 @@ class WeightFiles:
     @property
     def nbytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
+
+    @property
+    def is_large(self) -> bool:
+        return self.nbytes >= SMALL_PART_BYTES
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a large part has matrices in float32, which are narrowed."""
+        matrices = [tensor for tensor in self.tensors.values() if len(tensor["shape"]) == 2]
+        return self.is_large and any(tensor["dtype"] == "F32" for tensor in matrices)
 
     def load(self) -> tuple[dict[str, mx.array], dict[str, str]]:
         """All tensors, lazily, and what else the headers say. Raises UserError."""

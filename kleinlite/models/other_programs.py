@@ -17,7 +17,7 @@ from ..text_encoder import TextEncoderConfig
 from .families.klein import read_file_name
 from .families.qwen3 import IMPLIED, OUT_LAYERS
 from .files import ModelFolder, WeightFiles, list_files, open_weight_file, open_weights, read_json
-from .formats import assemble
+from .formats import GROUP, assemble, read_quant_specs
 from .part_format import Shapes
 
 MFLUX = {"_class_name": "Flux2KleinPipeline"}  # what its model_index.json would say
@@ -52,8 +52,10 @@ class MlxFiles(WeightFiles):
         return ours, metadata
 
 
-def open_mlx_files(path: Path, group: int) -> MlxFiles:
-    """A part's files. Of a packed matrix the shape that it stands for; group: weights that share a scale."""
+def open_mlx_files(path: Path) -> MlxFiles:
+    """A part's files. Of a packed matrix the shape that it stands for."""
+    spec = read_quant_specs(path).get("")
+    group = spec.group if spec else GROUP  # weights that share a scale
     files = open_weights(path)
     tensors: dict[str, dict[str, Any]] = {}
     for name, tensor in files.tensors.items():

@@ -178,18 +178,28 @@ class PartFormat:
         return next(form for form in (self, *self.others) if form.config is type(cfg))
 
     def parse(self, path: Path, values: Values, index: Values) -> Any:
-        """What config.json and model_index.json say → config. Raises UserError."""
+        """What config.json and model_index.json say → config, checked. Raises UserError."""
         if self.own_parse:
-            return self.own_parse(path, values, index)
-        absent = [name for name in self.optional if not values.get(self.fields[name].name)]
-        fields = {name: field for name, field in self.fields.items() if name not in absent}
-        return self.config(**read_fields(path, values, fields))
+            cfg = self.own_parse(path, values, index)
+        else:
+            absent = [name for name in self.optional if not values.get(self.fields[name].name)]
+            fields = {name: field for name, field in self.fields.items() if name not in absent}
+            cfg = self.config(**read_fields(path, values, fields))
+        self.check(path, cfg)
+        check_words(path, values, self.format(cfg) | self.computed, {field.name for field in self.fields.values()})
+        return cfg
 
     def format(self, cfg: Any) -> Values:
         """config → config.json, which is what we compute, see `check_words`."""
         if self.own_format:
             return self.own_format(cfg)
         return self.layout | format_fields(cfg, self.fields) | self.repeated(cfg)
+
+    def check(self, path: Path, cfg: Any) -> None:
+        """Refuse numbers that contradict each other. Raises UserError."""
+        wrong = self.contradictions(cfg)
+        if wrong:
+            raise UserError(f"{path} contradicts itself ({'; '.join(wrong)}): is this another kind of model?")
 
     def contradictions(self, cfg: Any) -> list[str]:
         """Between numbers that are right one by one."""

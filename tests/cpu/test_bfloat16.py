@@ -268,8 +268,7 @@ def test_switched_off_or_on_another_processor(setting, library):
 
 def make_large(monkeypatch) -> None:
     """nano's parts count as large: their weights stay as they are in the files."""
-    monkeypatch.setattr("kleinlite.models.checkpoint.SMALL_PART_BYTES", 0)
-    monkeypatch.setattr("kleinlite.inference.parts.SMALL_PART_BYTES", 0)
+    monkeypatch.setattr("kleinlite.models.files.SMALL_PART_BYTES", 0)
 
 
 def test_a_large_model_names_its_product(monkeypatch):

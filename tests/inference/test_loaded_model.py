@@ -206,7 +206,7 @@ def test_what_others_may_build_on():
 def test_weights_are_wired_where_there_is_metal(monkeypatch, metal):
     """Of a large model, on a Mac; nobody of us has one."""
     wired = []
-    monkeypatch.setattr("kleinlite.inference.parts.SMALL_PART_BYTES", 0)
+    monkeypatch.setattr("kleinlite.models.files.SMALL_PART_BYTES", 0)
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
     monkeypatch.setattr(mx, "device_info", lambda *_: {"max_recommended_working_set_size": 9e9})
     monkeypatch.setattr(mx, "set_wired_limit", wired.append)

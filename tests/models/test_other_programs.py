@@ -89,7 +89,7 @@ def test_a_packed_autoencoder_is_decoded(tmp_path):
     arrays = {f"{name}.{kind}": tensor for kind, tensor in w.tensors.items()} | {"decoder.conv_in.weight": kernel}
     (tmp_path / "vae").mkdir()
     mx.save_safetensors(str(tmp_path / "vae" / "0.safetensors"), arrays, {"quantization_level": "4"})
-    ours, _ = open_mlx_files(tmp_path / "vae", 64).load()
+    ours, _ = open_mlx_files(tmp_path / "vae").load()
     assert mx.array_equal(ours.pop(f"{name}.0.weight"), w.decode())
     assert ours.keys() == {"decoder.conv_in.weight"} and ours["decoder.conv_in.weight"].shape == (8, 4, 3, 3)
 
