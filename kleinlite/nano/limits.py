@@ -69,3 +69,8 @@ def describe_limits(model: str, size: int, prompt: str, width: int, height: int)
     meant = [word for typo in unknown for word in get_close_matches(typo, MEANT, 1, cutoff=0.85)]
     way_out = f'did you mean "{meant[0]}"?' if meant else f"it draws {DRAWS}."
     return f"{model} never learned {', '.join(learned)}: {way_out}" if learned else ""
+
+
+def describe_adapter_limits(adapter: str, steps: int) -> str:
+    """The same of an adapter that comes with nano, by its name."""
+    return "one-look draws in a single step: add --steps 1." if adapter == "one-look" and steps > 1 else ""

@@ -99,6 +99,8 @@ class Family:
     count_window: Callable[[str, int], int] | None = None
     float16: bool = True  # False: its numbers grow beyond float16's
     trains: bool = True  # adapters can be trained for it
+    # Steps, whether distilled, and `quantize` → what is to be said before a picture is drawn.
+    notes: Callable[[int, bool, int | str | None], list[str]] = lambda steps, distilled, quantize: []
 
     def __hash__(self) -> int:  # of what can have one: the dictionaries cannot
         return hash(self.title)
