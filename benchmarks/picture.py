@@ -28,7 +28,7 @@ from kleinlite.inference.machine_memory import all_parts_fit
 from kleinlite.inference.picture_memory import MemoryPlan, compute_dtype
 from kleinlite.klein import Klein
 from kleinlite.memory import count_parameters, count_prompt, count_step
-from kleinlite.models.checkpoint import resolve_model
+from kleinlite.models.checkpoint import open_checkpoint, resolve_model
 from kleinlite.models.configs import RELEASED_CONFIGS
 from kleinlite.models.export import DIFFUSERS_STEM, write_config, write_safetensors
 from kleinlite.models.families import KLEIN
@@ -150,7 +150,8 @@ def measure_flops_per_second() -> float:
 def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) -> dict[str, Cost]:
     """The same ledger by arithmetic. base: bytes of the process before anything was read."""
     cfg, text_cfg, vae_cfg = klein.parts.configs
-    rate, on_disk = measure_flops_per_second(), klein._model.checkpoint.nbytes
+    rate = measure_flops_per_second()
+    files = open_checkpoint(klein.info.name, dtype=mx.float32).files
     prompt, step = count_prompt(text_cfg), count_step(cfg, text_cfg.max_length, size * size // 256)
     seconds = {"prompt": prompt.total / rate, "step": step.total / rate}
     memory = {
@@ -165,9 +166,9 @@ def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) ->
 
     used, vae = count_parameters(TextEncoder, text_cfg), Autoencoder(vae_cfg)  # only some layers are read
     read = {
-        "prompt": on_disk("text_encoder") * used / count(TextEncoder(text_cfg)),
-        "load": on_disk("transformer"),
-        "decode": on_disk("autoencoder") * count(vae.decoder) / count(vae),
+        "prompt": files["text_encoder"].nbytes * used / count(TextEncoder(text_cfg)),
+        "load": files["transformer"].nbytes,
+        "decode": files["autoencoder"].nbytes * count(vae.decoder) / count(vae),
     }
     stages = ["prompt", "load", *(f"step {i}" for i in range(1, steps + 1)), "decode"]
 

@@ -28,7 +28,7 @@ from ..models.adapters import Adapter, open_adapter
 from ..models.checkpoint import ModelInfo
 from ..models.download import Access, find_cached_parts
 from ..models.facts import ModelFacts, find_facts, is_here
-from ..nano.limits import describe_limits
+from ..nano.limits import describe_adapter_limits, describe_limits
 from .shared import check_folder, ctrl_c, name_quantization
 from .words import read_prompts
 
@@ -70,9 +70,10 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
     request = check_before_loading(facts, wish, 1 if together is None else group.size())
     seed = request.seeds[0] if wish.options["seed"] is not None else from_first(request.seeds[:1], group)[0]
     jobs = list_jobs(args, wish, seed)
-    klein = Klein(run_serialized(LoadedModel.of, facts, wish.quantize, wish.parts, together, access))
+    model = run_serialized(lambda: LoadedModel(facts.open(), group=together))
+    klein = Klein(model)
     add_loras(klein.loras, wish.adapters)
-    klein._model.check_memory(request)  # before anything is said of it
+    model.check_memory(request)  # before anything is said of it
     if is_first:
         for note in list_notes(request, klein.info, wish):
             print(printable(note), file=sys.stderr)
@@ -207,14 +208,8 @@ def check_before_loading(facts: ModelFacts, wish: Wish, machines: int) -> Reques
 
 def list_notes(request: Request, info: ModelInfo, wish: Wish) -> list[str]:
     """What is to be said before it is drawn: what will not come out, and why."""
-    notes = []
-    if request.steps > 1 and any(adapter.source == "one-look" for adapter, _ in wish.adapters):
-        notes.append("one-look draws in a single step: add --steps 1.")
-    if info.family.title.startswith("FLUX 3"):  # as its makers say
-        if request.steps < 8 and info.distilled:
-            notes.append("FLUX 3 is grainy in so few steps, in its makers' own code too: 8 do, 16 are meant.")
-        if wish.quantize in (3, 4, "mxfp4", "nvfp4"):
-            notes.append("FLUX 3 has 5 to 23 % more grain in 4 bits; 6 and 8 are fine.")
+    notes = [describe_adapter_limits(adapter.source, request.steps) for adapter, _ in wish.adapters]
+    notes += info.family.notes(request.steps, info.distilled, wish.quantize)
     if not wish.adapters:
         size = request.width, request.height
         notes += [describe_limits(info.name, info.size, prompt, *size) for prompt in wish.prompts]

@@ -7,9 +7,9 @@ from ..inference.loaded_model import LoadedModel
 from ..inference.picture_memory import compute_dtype
 from ..inference.serialized import run_serialized
 from ..klein import Klein
-from ..models.checkpoint import open_checkpoint
+from ..models.checkpoint import Checkpoint
 from ..models.download import Access
-from ..models.facts import find_facts
+from ..models.facts import ModelFacts, find_facts
 from ..trainer.adapter import LoraTrainer, check_output
 from ..trainer.folder import read_folder
 from ..trainer.settings import Settings, check_base
@@ -31,26 +31,24 @@ def run(args: argparse.Namespace) -> None:
     facts = run_serialized(find_facts, args.model, args.quantize, args.parts, dtype=compute_dtype(), access=access)
     check_base(facts.info)
     examples = read_folder(args.folder, args.size)
+    model: ModelFacts | Checkpoint = facts
     if facts.configs is None:  # of a repository that is not here, nothing is known
-        opened = run_serialized(
-            open_checkpoint, args.model, dtype=compute_dtype(), quantize=args.quantize, parts=args.parts, access=access
-        )
-        check_base(opened.info)
-        facts = facts._replace(info=opened.info, configs=opened.configs, bits=opened.bits, checkpoint=opened)
-    assert facts.configs is not None
+        model = run_serialized(facts.open)
+        check_base(model.info)
+    assert model.configs is not None
     first = examples[0]  # all have its sizes
     before = [picture.size for picture in first.references]
     plan = plan_training(
-        facts.configs, first.picture.size, before, bits=facts.bits, rank=settings.rank, b=settings.batch
+        model.configs, first.picture.size, before, bits=model.bits, rank=settings.rank, b=settings.batch
     )
     width, height = first.picture.size
-    if (only := facts.info.only_size) and (width, height) != (only, only):
-        print(f"{facts.info.name} draws {only}x{only} and learns best from such pictures: add --size {only}x{only}.")
+    if (only := model.info.only_size) and (width, height) != (only, only):
+        print(f"{model.info.name} draws {only}x{only} and learns best from such pictures: add --size {only}x{only}.")
     print(f"{len(examples)} pictures of {width}x{height}, at most {plan.peak_bytes / 1e9:.1f} GB of memory.")
     if args.plan:
         return
     check_plan(plan)
-    klein = Klein(run_serialized(LoadedModel.of, facts, args.quantize, args.parts, access=access))
+    klein = Klein(run_serialized(lambda: LoadedModel(facts.open())))
     trainer = LoraTrainer(klein, examples, out, settings)
     trainer.train()
     print(

@@ -12,15 +12,13 @@ import mlx.core as mx
 
 from ..cpu import bfloat16_name, idle_cores_only
 from ..errors import UserError
-from ..models.checkpoint import Checkpoint, PartsArgument, open_checkpoint
-from ..models.download import ANYWHERE, Access
-from ..models.facts import ModelFacts
+from ..models.checkpoint import Checkpoint
 from .cluster import Cluster
 from .fast_preview import fit_preview
 from .loras import Loras, lora_bytes, record_loras
 from .machine_memory import FEWER_BITS, all_parts_fit, check_memory, plan_request
 from .parts import PartStore
-from .picture_memory import MemoryPlan, compute_dtype
+from .picture_memory import MemoryPlan
 from .prompts import PromptEncoder
 from .request import Request
 from .serialized import run_serialized
@@ -48,17 +46,6 @@ class LoadedModel:
             self.info = replace(self.info, product=bfloat16_name())
         self.prompts = PromptEncoder(self.parts, self.info)
         self._preview_matrix: mx.array | None = None
-
-    @classmethod
-    def of(
-        cls, facts: ModelFacts, quantize: int | str | None = None, parts: PartsArgument = None,
-        group: mx.distributed.Group | None = None, access: Access = ANYWHERE,
-    ) -> LoadedModel:  # fmt: skip
-        """The model that `find_facts` has looked at: what it has opened is not opened again."""
-        checkpoint = facts.checkpoint or open_checkpoint(
-            facts.info.name, dtype=compute_dtype(), quantize=quantize, parts=parts, access=access
-        )
-        return cls(checkpoint, group=group)
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`run_serialized`; a small model leaves the cores to what else runs on them, and is quicker for it."""
@@ -110,11 +97,4 @@ class LoadedModel:
 
     def metadata(self) -> dict[str, Any]:
         """What a picture remembers of the model, besides the request: bits, exchanged parts, adapters."""
-        facts: dict[str, Any] = {}
-        if self.checkpoint.quantize:
-            facts["quantize"] = self.checkpoint.quantize
-        if self.checkpoint.chosen:
-            facts["parts"] = self.checkpoint.chosen
-        if self.loras:
-            facts["loras"] = record_loras(self.loras)
-        return facts
+        return self.info.chosen | ({"loras": record_loras(self.loras)} if self.loras else {})

@@ -6,11 +6,11 @@ import mlx.core as mx
 
 from ..models.checkpoint import ModelInfo
 from ..models.families import Features
-from .parts import PartStore
+from .parts import Parts, PartStore
 from .request import check_prompts
 from .serialized import run_serialized
 
-__all__ = ["PromptEncoder"]
+__all__ = ["PromptEncoder", "encode_each"]
 
 
 class PromptEncoder:
@@ -31,19 +31,22 @@ class PromptEncoder:
         known = {} if "text_encoder" in self.store.pinned else self.remembered  # a pinned one may have been changed
         missing = [batch for batch in batches if tuple(batch) not in known]
         if missing:
-            known = known | {tuple(batch): features for features, batch in zip(self.encode_each(missing), missing)}
+            known = known | {
+                tuple(batch): features for features, batch in zip(encode_each(self.store, self.info, missing), missing)
+            }
         self.remembered = {tuple(batch): known[tuple(batch)] for batch in batches}
         return [known[tuple(batch)] for batch in batches]
 
-    def encode_each(self, batches: Iterable[list[str]]) -> Iterator[Features]:
-        """The features of one batch of prompts after another, by an encoder that is read once and then released."""
-        encoder = self.store.load("text_encoder")
-        tokenizer = self.store.load("tokenizer")
-        try:
-            for batch in batches:
-                encoded = self.info.family.encode(encoder, tokenizer, batch, self.info.max_length)
-                mx.eval(encoded)  # or the features, not computed yet, would hold on to the encoder
-                yield encoded
-        finally:
-            del encoder
-            self.store.release("text_encoder")
+
+def encode_each(parts: PartStore | Parts, info: ModelInfo, batches: Iterable[list[str]]) -> Iterator[Features]:
+    """The features of one batch of prompts after another, by an encoder that is read once and then released."""
+    encoder = parts.load("text_encoder")
+    tokenizer = parts.load("tokenizer")
+    try:
+        for batch in batches:
+            encoded = info.family.encode(encoder, tokenizer, batch, info.max_length)
+            mx.eval(encoded)  # or the features, not computed yet, would hold on to the encoder
+            yield encoded
+    finally:
+        del encoder
+        parts.release("text_encoder")

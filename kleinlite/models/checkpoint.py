@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from ..errors import UserError, clip, first_few, printable, say_once
-from ..quantization import QUANT_SPECS, QuantizedMatrix, QuantSpec
+from ..quantization import QuantizedMatrix, QuantSpec
 from ..text_encoder import PAD, TextEncoder
 from .configs import read_parts
 from .download import ANYWHERE, Access, fetch_model, fetch_parts
@@ -134,6 +134,7 @@ class ModelInfo:
     d_latent: int = field(default=128, repr=False)  # numbers per image token
     family: Family = field(default=KLEIN, repr=False)
     product: str | None = field(default=None, compare=False)  # what multiplies bfloat16 here, where that is quick
+    chosen: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # `quantize` and `parts`, if given
 
     @property
     def only_size(self) -> int | None:
@@ -251,13 +252,7 @@ class Checkpoint:
     dtype: mx.Dtype  # in which the transformer and the text encoder compute
     quant_spec: QuantSpec | None  # in which they are to be quantized when they are loaded
     is_quantized: bool  # whether they are so in their files, and so cannot be quantized again
-    chosen: str | dict[str, str] | None  # `parts` of `open_checkpoint`, as text
     opened: Opened = field(repr=False, compare=False)
-
-    @property
-    def quantize(self) -> int | str | None:
-        """`quant_spec` in the words of a call, if there is one."""
-        return next((word for word, spec in QUANT_SPECS.items() if spec == self.quant_spec), None)
 
     @property
     def bits(self) -> tuple[float, float]:
@@ -342,11 +337,12 @@ def open_checkpoint(
         raise UserError(f"The numbers in {name} grow beyond float16's: take mx.bfloat16 or mx.float32 as dtype.")
     file = paths["transformer"]
     info = read_model_info(str(name), folder, file.name if file.is_file() else name_of_variant(folder), configs)
-    chosen = {part: str(place) for part, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
+    places = {part: str(place) for part, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
+    chosen = {word: value for word, value in (("quantize", quantize), ("parts", places)) if value}
     matched = {part: match_part(part, configs, files[part]) for part in PARTS}  # every tensor has its place
     weights = [w for _, arrays in matched.values() for w in arrays.values()]
     quantized = next((w.spec for w in weights if isinstance(w, QuantizedMatrix) and w.spec.mode != "fp8"), None)
     if quantized and spec:
         raise UserError(f"{name} is quantized already ({quantized.mode}, {quantized.bits} bits): leave quantize out.")
     opened = Opened(tokenizer, matched)
-    return Checkpoint(info, configs, folder, files, dtype, spec, quantized is not None, chosen or None, opened)
+    return Checkpoint(replace(info, chosen=chosen), configs, folder, files, dtype, spec, quantized is not None, opened)

@@ -1,5 +1,7 @@
 """What is known of a model: from the registry before its files are here, else from the files themselves."""
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +26,8 @@ class ModelFacts(NamedTuple):
     is_quantized: bool  # whether its weights come in few bits and so cannot be quantized again
     here: bool  # whether its files are on this machine
     released: ReleasedModel | None  # what the registry says of it
-    license: str = ""  # where only the model's page can tell
-    checkpoint: Checkpoint | None = None  # what was opened to find this out
+    license: str  # "" where only the model's page can tell
+    open: Callable[[], Checkpoint]  # fetches what is not here; what has been opened is not opened again
 
     @property
     def download_bytes(self) -> int:
@@ -47,6 +49,7 @@ def find_facts(
     Of a released model the registry knows it all, whether its files are here or not. Raises UserError or FileError.
     """
     spec = find_quant_spec(quantize)
+    open_once = cache(partial(open_checkpoint, name, dtype=dtype, quantize=quantize, parts=parts, access=access))
     released = find_released(name)
     if released and not Path(name).exists():
         configs = RELEASED_CONFIGS[released.size.name]
@@ -56,11 +59,11 @@ def find_facts(
         stored = 8 * released.transformer_bytes / released.size.transformer_parameters
         bits = (spec.bits_per_weight, spec.bits_per_weight) if spec else (min(STORED_BITS, stored), STORED_BITS)
         here = find_cached(name) is not None
-        return ModelFacts(info, configs, bits, released.quantized, here, released, released.size.license)
+        return ModelFacts(info, configs, bits, released.quantized, here, released, released.size.license, open_once)
     if is_here(name):
-        found = open_checkpoint(name, dtype=dtype, quantize=quantize, parts=parts, access=access)
+        found = open_once()
         license = BUNDLED_LICENSE if find_bundled(name) else ""
-        return ModelFacts(found.info, found.configs, found.bits, found.is_quantized, True, None, license, found)
+        return ModelFacts(found.info, found.configs, found.bits, found.is_quantized, True, None, license, open_once)
     required_repositories(name)  # or the name is refused
     info = ModelInfo(name, distilled=False, size=1024, max_length=512)
-    return ModelFacts(info, None, (STORED_BITS, STORED_BITS), False, False, None)
+    return ModelFacts(info, None, (STORED_BITS, STORED_BITS), False, False, None, "", open_once)

@@ -22,6 +22,7 @@ from PIL import Image
 
 from ..errors import ExistingFileError, UserError
 from ..files import check_replaceable, replace_file, write_json
+from ..inference.prompts import encode_each
 from ..klein import Klein
 from ..lora import attach, freeze_except, new_deltas
 from ..models.adapters import open_adapter, write_adapter
@@ -55,7 +56,7 @@ class EncodedExamples:
         captions = dict(zip([*self.captions, self.empty], [*(e.caption for e in examples), ""]))
         missing = [path for path in captions if not path.exists()]
         if missing:  # the text encoder's turn, then the autoencoder's; one caption in memory
-            for txt, path in zip(klein._model.prompts.encode_each([captions[path]] for path in missing), missing):
+            for txt, path in zip(encode_each(klein.parts, klein.info, ([captions[path]] for path in missing)), missing):
                 assert isinstance(txt, mx.array)  # a list of rows is Z-Image's, which `plan_training` refuses
                 write_arrays(path, {"txt": txt})
         for path, example in zip(self.pictures, examples):
@@ -166,7 +167,7 @@ class LoraTrainer:
             for picture in (example.picture, *example.references):
                 pixels.update(f"{example.caption} {picture.size}".encode() + picture.tobytes())
         klein = self.klein
-        this = {"model": klein.info.name, "quantize": klein._model.checkpoint.quantize, **asdict(self.settings)}
+        this = {"model": klein.info.name, "quantize": klein.info.chosen.get("quantize"), **asdict(self.settings)}
         this["examples"] = pixels.hexdigest()
         was = read_json(path) if path.exists() else this
         if was.get("steps", 0) < self.settings.steps:  # the learning rate falls anew, by the longer schedule

@@ -81,7 +81,7 @@ def test_bundled_models_in_any_case(name):
 
 def test_a_part_of_another_model():
     found = open_tiny(TINY, parts={"vae": TINY / "vae"})
-    assert found.configs == open_tiny(TINY).configs and found.chosen == {"vae": str(TINY / "vae")}
+    assert found.configs == open_tiny(TINY).configs and found.info.chosen == {"parts": {"vae": str(TINY / "vae")}}
 
 
 # ---------------------------------------------------------------- once

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ...errors import UserError
+from ...inference.loras import record_loras
 from ...inference.picture_file import to_rgb
 from ...inference.request import check_request
 from ...klein import Klein, Step
@@ -37,9 +38,9 @@ def reproduction_code(klein: Klein, request: dict, files: list[str]) -> str:
     if files:
         said.append(f"images=[{', '.join(f'Image.open({quoted(name)})' for name in files)}]")
     lines = ["from kleinlite import Klein", *["from PIL import Image"] * bool(files), ""]
-    loaded = klein._model.metadata()
-    if "loras" in loaded:
-        loaded["loras"] = [(lora["file"], lora["scale"]) for lora in loaded["loras"]]
+    loaded = dict(klein.info.chosen)
+    if klein.loras:
+        loaded["loras"] = [(lora["file"], lora["scale"]) for lora in record_loras(klein.loras)]
     opened = ", ".join([quoted(klein.info.name), *(f"{name}={value!r}" for name, value in loaded.items())])
     return "\n".join([*lines, f"klein = Klein.from_pretrained({opened})", f"klein({', '.join(said)})"])
 

@@ -28,7 +28,7 @@ from kleinlite.models.adapters import describe_adapter, open_adapter, write_adap
 from kleinlite.models.adapters.names import find_target, list_targets
 from kleinlite.models.checkpoint import load_part
 from kleinlite.models.configs import parse_config
-from kleinlite.models.families import KLEIN
+from kleinlite.models.families import KLEIN, Z_IMAGE
 from kleinlite.models.families.klein import TRANSFORMER_NAMES
 from kleinlite.models.files import looks_like_weights
 from kleinlite.position_ids import image_ids, text_ids
@@ -643,3 +643,17 @@ def test_the_halves_of_other_kinds(net, tmp_path, shapes):
     swapped, plain = deltas
     assert mx.allclose(swapped, mx.concatenate([plain[64:], plain[:64]]), atol=1e-5)
     assert not mx.allclose(swapped, plain, atol=0.1)
+
+
+def test_the_models_own_family_is_asked_first(monkeypatch):
+    """Or adding an adapter to nano would build the skeletons of all families."""
+    asked = []
+
+    def note(module, family):
+        asked.append(family)
+        return find_target(module, family)
+
+    monkeypatch.setattr("kleinlite.models.adapters.names.find_target", note)
+    assert open_adapter("cross").family is KLEIN and set(asked) == {KLEIN}
+    asked.clear()
+    assert open_adapter("cross", Z_IMAGE).family is KLEIN and asked[0] is Z_IMAGE
