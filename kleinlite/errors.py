@@ -15,7 +15,14 @@ LONGEST = 996  # characters of a sentence: names in it may come from anybody's f
 
 
 class OneSentence(Exception):
-    """An error whose text is one printable line of bounded length, whatever it quotes."""
+    """An error whose text is one printable line of bounded length, whatever it quotes.
+
+    shell: the same for a command line, where it has an option for what Python calls otherwise.
+    """
+
+    def __init__(self, *sentence: object, shell: str | None = None):
+        super().__init__(*sentence)
+        self.shell = shell
 
     def __str__(self) -> str:
         return shorten(printable(super().__str__()), LONGEST)
@@ -58,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 def explain_error(error: Exception) -> str | None:
     """The sentence for a mistake that the person at the keyboard can mend; None for a bug."""
     if isinstance(error, USER_ERRORS):
-        return str(error)
+        return shorten(error.shell, LONGEST) if error.shell else str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "malloc]" in str(error)):

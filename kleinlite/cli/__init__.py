@@ -7,7 +7,6 @@ typed, or in a file, ends with one sentence on stderr and status 2, and leaves n
 
 import argparse
 import logging
-import re
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import USER_ERRORS, Parser, run_command
+from ..errors import Parser, run_command
 from .words import parse_extension, parse_lora, parse_quantization, parse_rank, parse_size, read_prompts as read_prompts
 
 RAW_HELP = argparse.RawDescriptionHelpFormatter
@@ -120,22 +119,9 @@ def make_parser() -> Parser:
     return parser
 
 
-IN_A_SHELL = (  # how a sentence of the package says what this command line has an option for
-    (r"\bparts=\{.*?\}", "--decoder NAME"),
-    (r"\bimages=\[\w+\]", "--image FILE"),
-    (r"\b(quantize|parts)=(['\"]?)([\w-]+)\2", r"--\1 \3"),
-)
-
-
-def run_in_a_shell(args: argparse.Namespace) -> None:
-    """Run the command; what it refuses is told in the words of a shell."""
-    try:
-        import_module(f".{args.command.replace('-', '_')}", __name__).run(args)
-    except USER_ERRORS as error:
-        told = str(error)
-        for python, shell in IN_A_SHELL:
-            told = re.sub(python, shell, told)
-        raise type(error)(told) from error
+def run_named(args: argparse.Namespace) -> None:
+    """The command, whose module is imported only now."""
+    import_module(f".{args.command.replace('-', '_')}", __name__).run(args)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -162,6 +148,6 @@ def main(argv: list[str] | None = None) -> int:
     notes = logging.StreamHandler()  # what the package logs belongs on stderr
     logging.getLogger("kleinlite").addHandler(notes)
     try:
-        return run_command(run_in_a_shell, args)
+        return run_command(run_named, args)
     finally:
         logging.getLogger("kleinlite").removeHandler(notes)

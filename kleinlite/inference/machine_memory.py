@@ -149,5 +149,6 @@ def check_memory(
     for bits in fewer:
         other = plan(QUANT_SPECS[bits].bits_per_weight).peak_bytes
         if other <= total:
-            raise MemoryLimitError(f"{refusal}: with quantize={bits} it takes {other / 1e9:.1f} GB.")
+            takes = f"{bits} it takes {other / 1e9:.1f} GB."
+            raise MemoryLimitError(f"{refusal}: with quantize={takes}", shell=f"{refusal}: with --quantize {takes}")
     raise MemoryLimitError(f"{refusal}: draw a smaller picture, or take a smaller model.")

@@ -77,7 +77,8 @@ def plan_change(images: Sequence[Image.Image], options: Mapping[str, Any]) -> Ch
         return None
     if not images:
         name = "mask" if mask is not None else "strength" if strength is not None else "extend"
-        raise UserError(f"{name} says how to change a picture, and there is none: give it as images=[picture].")
+        said = f"{name} says how to change a picture, and there is none: give it as"
+        raise UserError(f"{said} images=[picture].", shell=f"{said} --image FILE.")
     strength = 1.0 if strength is None else strength
     if not isinstance(strength, numbers.Real) or not 0 < float(strength) <= 1:
         raise UserError(f"strength is a number above 0 (hardly a change) and up to 1 (all anew), not {strength}.")

@@ -83,15 +83,12 @@ def resolve_parts(
         elif not Path(name).exists():  # a released single file: the registry knows where the rest is
             folder = fetch_parts(name, access)
         else:
-            raise UserError(
-                f"{path} is a single file: say which model has its tokenizer and its other parts: "
-                'parts="4b" or another model\'s name or folder.'
-            )
+            wrong = f"{path} is a single file: say which model has its tokenizer and its other parts:"
+            others_too = "or another model's name or folder."
+            raise UserError(f'{wrong} parts="4b" {others_too}', shell=f"{wrong} --parts 4b {others_too}")
     elif lender is not None:
-        raise UserError(
-            f"{name} is a whole model; a name as parts is for a model that is one file. To replace a part, say "
-            'which: parts={"vae": …}.'
-        )
+        wrong = f"{name} is a whole model; a name as parts is for a model that is one file. To replace a part, say"
+        raise UserError(f'{wrong} which: parts={{"vae": …}}.', shell=f"{wrong} which: --decoder NAME.")
     model = open_folder(folder)
     paths = {part: model.part(part) for part in PARTS}
     if path.is_file():

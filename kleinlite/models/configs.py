@@ -37,10 +37,9 @@ def read_parts(folder: ModelFolder, paths: dict[str, Path]) -> tuple[Configs, di
     family = family_of(cfg)
     other = family_of_index(folder.index)
     if family is not other:
-        raise UserError(
-            f"{path} is a transformer of {family.title}, and {folder.path} has the parts of {other.title}: "
-            f"take all from one model, for example parts={family.example!r}."
-        )
+        wrong = f"{path} is a transformer of {family.title}, and {folder.path} has the parts of {other.title}"
+        way_out = f"{wrong}: take all from one model, for example"
+        raise UserError(f"{way_out} parts={family.example!r}.", shell=f"{way_out} --parts {family.example}.")
     text_encoder = read_part("text_encoder", paths["text_encoder"], folder, family)
     autoencoder = read_part("autoencoder", paths["autoencoder"], folder, family)
     files = {"transformer": weights, "text_encoder": text_encoder[1], "autoencoder": autoencoder[1]}

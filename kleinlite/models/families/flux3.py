@@ -58,10 +58,9 @@ def parse_text_encoder(path: Path, values: Values, index: Values) -> TextEncoder
     """Its numbers stand in `text_config`. Raises UserError."""
     numbers = values.get("text_config")
     if not isinstance(numbers, dict):
-        raise UserError(
-            f"{path} is no Qwen3-VL, with which FLUX 3 Image Klein reads: take all parts from one model, for example "
-            "parts='flux3'."
-        )
+        wrong = f"{path} is no Qwen3-VL, with which FLUX 3 Image Klein reads"
+        way_out = f"{wrong}: take all parts from one model, for example"
+        raise UserError(f"{way_out} parts='flux3'.", shell=f"{way_out} --parts flux3.")
     tied = {name: values[name] for name in ("tie_word_embeddings",) if name in values}
     return qwen3.parse(path, tied | numbers, IMPLIED | index)
 
