@@ -8,10 +8,9 @@ token, t noise level from 0 (picture) to 1 (noise), eps noise.
 
 Sources: rectified flow: Liu et al. 2022, arXiv 2209.03003; flow matching: Lipman et al. 2022, arXiv 2210.02747;
 shifted times: Esser et al. 2024, arXiv 2403.03206; densities of times as weights: Kingma and Gao 2023, arXiv
-2303.00848; Muon: Jordan et al. 2024, kellerjordan.github.io/posts/muon; AdamW: Loshchilov and Hutter 2017, arXiv
-1711.05101.
+2303.00848; Muon: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Adam: Kingma and Ba 2014, arXiv 1412.6980.
 
-Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal b1fc6420)
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 95e858af)
 """
 
 import math
@@ -31,7 +30,7 @@ from .transformer import Transformer
 
 __all__ = [
     "shifted_times", "flow_ids", "Batch", "encode_batch", "join_references", "velocity_loss", "flow_loss", "initialize",
-    "learning_rate", "flow_optimizer", "training_step",
+    "learning_rate", "make_optimizer", "flow_optimizer", "training_step",
 ]  # fmt: skip
 
 
@@ -132,13 +131,19 @@ def learning_rate(peak: float, steps: int, warmup: int = 100) -> Callable[[mx.ar
     return optim.join_schedules([rise, fall], [warmup])
 
 
+def make_optimizer(rate: float | Callable[[mx.array], mx.array]) -> optim.Optimizer:
+    """Adam, each of whose steps is about as long as `rate` says, the first one too. Kingma and Ba 2014, algorithm 1
+
+    Its two averages begin at 0 and are corrected for it, which MLX does only if it is told to.
+    """
+    return optim.Adam(rate, betas=[0.9, 0.99], bias_correction=True)
+
+
 def flow_optimizer(steps: int, rate: float = 1.0) -> optim.Optimizer:
     """Muon for the blocks' matrices, Adam for everything at the edges, both with a warm-up of at most 100 steps."""
     warmup = min(100, max(1, steps // 10))
     muon = optim.Muon(learning_rate(rate * 0.02, steps, warmup), momentum=0.95, weight_decay=0.0)
-    adam = optim.AdamW(
-        learning_rate(rate * 2e-3, steps, warmup), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True
-    )
+    adam = make_optimizer(learning_rate(rate * 2e-3, steps, warmup))
 
     def in_a_block(name: str, w: mx.array) -> bool:
         # Z-Image (chapter 15) calls its blocks layers and refiners, and has steering inside

@@ -13,7 +13,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx.optimizers as optim
 from PIL import Image
 from tqdm.auto import tqdm
 
@@ -24,7 +23,7 @@ from kleinlite.nano.crosses import cross
 from kleinlite.trainer.adapter import LoraTrainer
 from kleinlite.trainer.folder import Example
 from kleinlite.trainer.settings import Settings
-from kleinlite.training import learning_rate
+from kleinlite.training import learning_rate, make_optimizer
 
 from .outlines import outlined
 
@@ -50,8 +49,7 @@ def teach(
     deltas = new_deltas(net, rank, mx.random.key(0))
     attach(net, file.stem, deltas)
     freeze_except(net, deltas)
-    falling = learning_rate(rate, steps, warmup=20)
-    optimizer = optim.AdamW(falling, betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+    optimizer = make_optimizer(learning_rate(rate, steps, warmup=20))
     value_and_grad = nn.value_and_grad(net, loss)
     bar = tqdm(range(steps), desc=file.stem)
     for step in bar:

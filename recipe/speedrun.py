@@ -32,7 +32,7 @@ from kleinlite.models.checkpoint import resolve_model
 from kleinlite.nano.data import encode_scenes
 from kleinlite.nano.evaluate import SIZE, draw_all, examine, held_out_captions
 from kleinlite.trainer.run import Run, catch_interrupts, lock_folder, read_arrays, write_arrays
-from kleinlite.training import encode_batch, flow_loss, initialize
+from kleinlite.training import encode_batch, flow_loss, initialize, make_optimizer
 from kleinlite.transformer import Transformer, TransformerConfig
 
 from .curriculum import GRID, Curriculum, make_lessons
@@ -90,7 +90,7 @@ class Speedrun:
         if self.weights > 10_000_000:
             raise UserError(f"The network has {self.weights / 1e6:.1f} M weights: the rules allow 10 M.")
         muon = optim.Muon(0.0, momentum=0.95, weight_decay=0.0)
-        adam = optim.AdamW(0.0, betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+        adam = make_optimizer(0.0)
         self.optimizer = optim.MultiOptimizer([muon, adam], [lambda name, w: "blocks" in name and w.ndim == 2])
         file = folder / "log.json"
         self.log = Log(**json.loads(file.read_text("utf-8"))) if file.exists() else Log(minutes)

@@ -43,6 +43,7 @@ from kleinlite.training import (
     initialize,
     join_references,
     learning_rate,
+    make_optimizer,
     shifted_times,
     velocity_loss,
 )
@@ -105,7 +106,7 @@ def autoencoder_optimizer(steps: int) -> optim.Optimizer:
     It takes about half the steps of Adam alone. Muon: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
     """
     muon = optim.Muon(learning_rate(0.005, steps), momentum=0.95, weight_decay=0.0)
-    adam = optim.AdamW(learning_rate(2e-3, steps), betas=[0.9, 0.99], weight_decay=0.0, bias_correction=True)
+    adam = make_optimizer(learning_rate(2e-3, steps))
 
     def between(name: str, w: mx.array) -> bool:
         return w.ndim == 4 and "conv_in" not in name and "conv_out" not in name

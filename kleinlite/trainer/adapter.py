@@ -32,7 +32,7 @@ from ..position_ids import image_ids, reference_ids, text_ids
 from ..quantization import QuantizedLinear
 from ..sampling import euler, noise, schedule
 from ..text_encoder import tokenize
-from ..training import learning_rate, shifted_times, velocity_loss
+from ..training import learning_rate, make_optimizer, shifted_times, velocity_loss
 from ..transformer import Transformer
 from .checkpointing import enable_gradient_checkpointing
 from .folder import Example
@@ -142,7 +142,7 @@ class LoraTrainer:
         self.count = len(examples)
         warmup = min(20, max(1, settings.steps // 10))
         rate = settings.rate or default_rate(klein.parts.configs.transformer.d)
-        optimizer = optim.AdamW(learning_rate(rate, settings.steps, warmup), weight_decay=1e-4)
+        optimizer = make_optimizer(learning_rate(rate, settings.steps, warmup))
         with lock_folder(self.folder):  # another start would write the same files
             self.check_same_settings(examples)
             self.encoded = EncodedExamples(klein, examples, self.folder / "encoded")

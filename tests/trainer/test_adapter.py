@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.optimizers as optim
 import pytest
 from damage import one_sentence
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from PIL import ImageChops
 from safetensors import safe_open
 from tiers import slow
@@ -26,7 +26,7 @@ from kleinlite.trainer.adapter import LoraTrainer, accumulating_step
 from kleinlite.trainer.folder import Example, read_folder
 from kleinlite.trainer.run import lock_folder
 from kleinlite.trainer.settings import Settings
-from kleinlite.training import velocity_loss
+from kleinlite.training import learning_rate, velocity_loss
 
 
 @pytest.mark.slow
@@ -63,6 +63,22 @@ def test_training_draws_shifted_noise_levels(trainer):
         plain = trainer.batch(number)[2]
         assert mx.allclose(usual[number], 1.5884527 * plain / (1 + 0.5884527 * plain), atol=1e-5)
         assert (usual[number] > plain).all()
+
+
+def test_every_step_is_as_long_as_the_rate_says(trainer):
+    """Under a steady gradient Adam moves every number by the rate: Kingma and Ba 2014, algorithm 1.
+
+    Without its correction the second step would be 1.35 times as long, and the fourth 1.7 times.
+    """
+    net = trainer.net
+    rates = learning_rate(QUICK.rate, QUICK.steps, warmup=1)
+    steady = tree_map(mx.ones_like, net.trainable_parameters())
+    for step in range(QUICK.steps):
+        before = dict(tree_flatten(net.trainable_parameters()))
+        trainer.run.optimizer.update(net, steady)
+        for name, w in tree_flatten(net.trainable_parameters()):
+            if name.endswith(".b"):
+                assert mx.allclose(before[name] - w, rates(mx.array(step)), rtol=1e-3, atol=0)
 
 
 def test_each_step_has_batches_of_its_own(trainer):
