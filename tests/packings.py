@@ -31,3 +31,21 @@ def error(a: mx.array, b: mx.array) -> float:
 def difference(a, b) -> float:
     """Mean difference of two pictures, in levels of 255."""
     return mx.abs(to_pixels(a) - to_pixels(b)).mean().item() * 127.5
+
+
+def as_nvfp4(w: mx.array, layout: str) -> dict[str, mx.array]:
+    """A matrix in the bytes of a layout."""
+    second = mx.abs(w).max() / (448 * 6)
+    codes, scales = mx.quantize(w / second, mode="nvfp4")
+    codes = codes.view(mx.uint8)
+    if layout == "tiled":
+        rows, columns = scales.shape
+        high, wide = -(-rows // 128) * 128, -(-columns // 4) * 4
+        padded = mx.zeros((high, wide), mx.uint8)
+        padded[:rows, :columns] = scales
+        r, c = mx.arange(high)[:, None], mx.arange(wide)[None]
+        offset = (r // 128 * (wide // 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+        tiled = mx.zeros((high * wide,), mx.uint8)
+        tiled[offset.flatten()] = padded.flatten()
+        codes, scales = (codes >> 4) | (codes << 4), tiled.reshape(high, wide)
+    return {"weight": codes, "weight_scale": mx.contiguous(scales), "weight_scale_2": second}

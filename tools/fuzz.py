@@ -1,8 +1,8 @@
 """The long run of what the tests do briefly: `make fuzz`, or python -m tools.fuzz SECONDS [SEED].
 
-Until the time is over, in turn: headers of weight files, and adapter files in nine spellings. Ends with a traceback,
-and the seed, where something was read that the safetensors library refuses, read otherwise, or refused without a
-short sentence.
+Until the time is over, in turn: headers of weight files, adapter files in nine spellings, and a model's configs, index,
+header and packed matrices. Ends with a traceback, and the seed, where something was read that the safetensors library
+refuses, read otherwise, or refused without a short sentence.
 """
 
 import random
@@ -17,10 +17,12 @@ sys.path.extend(str(Path(__file__).parents[1] / "tests" / room) for room in ("",
 import mlx.core as mx
 from damage import (
     damage_header,
+    damage_model,
     damage_tensor,
     damage_words,
     one_sentence,
     weights_are_read_as_written_or_refused,
+    write_packed_model,
 )
 from stand_in_hub import TINY
 
@@ -58,6 +60,22 @@ def damaged_adapter(path: Path, net, rng: random.Random) -> bool:
         return False
 
 
+def damaged_model(model: Path, rng: random.Random) -> bool:
+    """Whether a model is loaded after one thing in its files was damaged; then the files are as they were."""
+    before = {path: path.read_bytes() for path in model.rglob("*.*")}
+    damage_model(model, rng)
+    try:
+        checkpoint = open_checkpoint(model, dtype=mx.float32)
+        mx.eval(checkpoint.load_transformer().parameters())
+        return True
+    except USER_ERRORS as error:
+        assert one_sentence(error), repr(error)
+        return False
+    finally:
+        for path, data in before.items():
+            path.write_bytes(data)
+
+
 def main(seconds: float, seed: int) -> None:
     rng = random.Random(seed)
     end = time.monotonic() + seconds
@@ -67,12 +85,14 @@ def main(seconds: float, seed: int) -> None:
     print(f"seed {seed}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        model = write_packed_model(folder / "model")
         while not counts or time.monotonic() < end:
             for _ in range(20):
                 path = folder / "x.safetensors"
                 path.write_bytes(damage_header(data, rng))
                 counts["weights", weights_are_read_as_written_or_refused(path)] += 1
                 counts["adapter", damaged_adapter(folder / "y.safetensors", net, rng)] += 1
+                counts["model", damaged_model(model, rng)] += 1
     for (what, read), count in sorted(counts.items()):
         print(f"{what:8} {'read' if read else 'refused':8} {count:,}")
 

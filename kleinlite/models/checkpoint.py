@@ -35,10 +35,11 @@ from .formats import (
     read_quant_specs,
 )  # fmt: skip
 from .other_programs import name_of_variant
-from .part_format import Rules
+from .part_format import Field, Rules
 from .quantize_network import quantize as quantize_module
 from .registry import FOLDERS, PARTS, TAEF2_FILE, find_bundled, find_released
 
+SIZE = Field("sample_size", int, 16, 2**16)
 PartsArgument = str | Path | dict[str, str | Path] | None
 
 # ---------------------------------------------------------------- name → files
@@ -153,6 +154,7 @@ def read_model_info(name: str, folder: ModelFolder, file_name: str | None, confi
     family = family_of(cfg)
     path = folder.part("autoencoder") / "config.json"
     size = read_json(path).get("sample_size", 1024) if path.exists() else 1024
+    SIZE.check(path, size)
     distilled, kv, levels = family.read_variant(folder, cfg)
     by_name = family.read_file_name(file_name) if file_name and family.read_file_name else None
     if by_name:

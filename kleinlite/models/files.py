@@ -58,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any]:
     check_file(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise UserError(f"{path} is not valid JSON ({printable(str(e))[:100]}): download it again.") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is JSON, but not a list of names and their values: download it again.")
@@ -170,7 +170,8 @@ def find_weight_files(folder: Path) -> list[Path]:
 
 def read_shard_names(index: Path) -> list[Path]:
     """The files that an index of shards names. Raises UserError unless they are plain names beside it."""
-    names = {str(name) for name in read_json(index).get("weight_map", {}).values()}
+    places = read_json(index).get("weight_map")
+    names = {str(name) for name in places.values()} if isinstance(places, dict) else set()
     if not names or not all(re.fullmatch(r"[^/\\\0]+\.safetensors", name) for name in names):
         raise UserError(f"{index} names no files beside it in which the weights are: download it again.")
     return [index.with_name(name) for name in sorted(names)]

@@ -50,8 +50,10 @@ def find_other_model(values: dict[str, Any]) -> str | None:
     for model, names in DISTINCTIVE_NAMES.items():
         if any(word.endswith(names) for word in values):
             return model
-    for name in (values.get("_class_name"), *(values.get("architectures") or ())):
-        if name is None or (name == "AutoencoderKL" and "scaling_factor" in values):  # FLUX.1's, Z-Image's
+    classes = values.get("architectures")
+    classes = classes if isinstance(classes, list) else [classes]
+    for name in [str(name) for name in (values.get("_class_name"), *classes) if name is not None]:
+        if name == "AutoencoderKL" and "scaling_factor" in values:  # FLUX.1's, Z-Image's
             continue
         if name in OTHER_CLASSES:
             return OTHER_CLASSES[name]

@@ -9,6 +9,7 @@ ones differs from file to file.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -28,6 +29,7 @@ GROUP = 64  # weights that share a scale, where mflux has quantized
 IGNORED = (".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")  # about activations, or for other programs
 Weights = dict[str, mx.array | QuantizedMatrix]  # by our names
 
+COMFY_WORDS = "_quantization_metadata"
 COMFY_FORMATS = ("float8_e4m3fn", "nvfp4")  # as a file says of a layer how it is packed, those that we read
 PACKINGS = {  # how the names of their tensors end → formats of other programs
     ".SCB": "bitsandbytes' 8 bits", ".absmax": "bitsandbytes' 4 bits", ".svd_up": "SDNQ", ".zero_point": "SDNQ",
@@ -52,18 +54,29 @@ def refuse_packing(what: object, packing: str) -> NoReturn:
     )
 
 
-def read_comfy_words(arrays: dict[str, mx.array], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """How a file says that its layers are packed, by layer, in tensors or in the header. Raises UserError."""
-    words = json.loads(metadata.get("_quantization_metadata", "{}")).get("layers", {})
+def read_comfy_layers(arrays: dict[str, mx.array], metadata: Mapping[str, str]) -> set[str]:
+    """The layers that a file says are packed, in tensors or in the header. Raises UserError for how it says so."""
+    header = parse_words(COMFY_WORDS, metadata.get(COMFY_WORDS, "{}"))
+    layers = dict(parse_words(COMFY_WORDS, header.get("layers", {})))
     for name, w in arrays.items():
         if name.endswith(".comfy_quant"):
-            words[name.removesuffix(".comfy_quant")] = json.loads(bytes(memoryview(w)))  # type: ignore[arg-type]
-    for layer, said in words.items():
+            layers[name.removesuffix(".comfy_quant")] = bytes(cast(list, w.flatten().astype(mx.uint8).tolist()))
+    for layer, words in layers.items():
+        said = parse_words(layer, words)
         if said.get("format", COMFY_FORMATS[0]) not in COMFY_FORMATS:
             refuse_packing(clip(layer), clip(str(said["format"])))
         if said.get("convrot"):
             refuse_packing(clip(layer), "a rotated matrix (convrot)")
-    return words
+    return {*layers}
+
+
+def parse_words(name: str, said: Any) -> dict[str, Any]:
+    """A dictionary in a header, or the JSON of one. Raises UserError for anything else."""
+    with suppress(ValueError, RecursionError):
+        said = json.loads(said) if isinstance(said, str | bytes) else said
+    if not isinstance(said, dict):
+        raise UserError(f"What the file says about {clip(name)} is damaged: download it again.")
+    return said
 
 
 def find_quant_spec(quantize: int | str | None) -> QuantSpec | None:
@@ -135,7 +148,7 @@ def assemble(
     metadata: the file's. mlx: how matrices with `.scales` are quantized, from the part's config.json: by layer, and
     under "" all others.
     """
-    said = read_comfy_words(arrays, metadata)
+    said = read_comfy_layers(arrays, metadata)
     arrays = {name.replace(".scale_weight", ".weight_scale"): w for name, w in arrays.items()}
     arrays = {name: w for name, w in arrays.items() if not name.endswith(IGNORED)}
     matrices: dict[str, QuantizedMatrix] = {}
@@ -253,7 +266,7 @@ def is_swizzled(arrays: dict[str, mx.array], metadata: Mapping[str, str]) -> boo
     """
     if metadata.get("quantization") == "nvfp4":  # diffusers writes this, in ModelOpt's layout
         return False
-    if "_quantization_metadata" in metadata or any(name.endswith(".comfy_quant") for name in arrays):
+    if COMFY_WORDS in metadata or any(name.endswith(".comfy_quant") for name in arrays):
         return True
     plain = swizzled = 0.0
     layers = [name for name in sorted(arrays) if {f"{name}_scale", f"{name}_scale_2"} <= arrays.keys()]

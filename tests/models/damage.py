@@ -3,14 +3,18 @@
 import copy
 import json
 import random
+import shutil
 import struct
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+from packings import as_nvfp4
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
+from stand_in_hub import TINY
 
+from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.files import load_arrays
 
 ODD = [
@@ -147,3 +151,69 @@ def damage_tensor(arrays: dict[str, mx.array], rng: random.Random) -> dict[str, 
     if kind == 6:
         return arrays | {name: mx.full(w.shape, rng.choice([0, 1, 255, float("nan"), 3e38])).astype(w.dtype)}
     return arrays | {name: mx.zeros(rng.choice([(), (0,), (0, 3), (1,), (3, 3), (2**16, 1)])).astype(w.dtype)}
+
+
+# ---------------------------------------------------------------- whole models
+
+HEADER_WORDS = ("_quantization_metadata", "quantization", "format", "quantization_level")
+ODD_BYTES = [b"", b"{", b"[]", b"null", b"5", b"\xff\xfe", b'{"format": [1]}', b'{"convrot": 2}', DEEP.encode()]
+
+
+def write_packed_model(folder: Path) -> Path:
+    """tests/pipelines/tiny in shards, its transformer's matrices packed in three ways, as their programs say it."""
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("base", "expected.safetensors"))
+    weights = open_checkpoint(folder, dtype=mx.float32).weights("transformer")
+    arrays: dict[str, mx.array] = {}
+    said = {}
+    for name, w in weights.items():
+        layer = name.removesuffix(".weight")
+        if w.ndim < 2 or "blocks" not in name:
+            arrays[name] = mx.contiguous(w)
+        elif name == "single_blocks.0.linear2.weight":
+            words = ("weight", "scales", "biases")
+            arrays |= {f"{layer}.{word}": part for word, part in zip(words, mx.quantize(w, group_size=32, bits=4))}
+        elif name == "single_blocks.1.linear2.weight":
+            arrays |= {f"{layer}.{word}": part for word, part in as_nvfp4(w.astype(mx.float32), "tiled").items()}
+            said[layer] = {"format": "nvfp4"}
+        else:
+            scale = mx.abs(w).max().astype(mx.float32) / 448
+            arrays |= {name: mx.to_fp8(w.astype(mx.float32) / scale), f"{layer}.weight_scale": scale}
+            arrays[f"{layer}.comfy_quant"] = mx.array([*b'{"format": "float8_e4m3fn"}'], mx.uint8)
+    mx.eval(arrays)
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    mx.save_safetensors(str(file), arrays, {"_quantization_metadata": json.dumps({"layers": said})})
+    config = file.with_name("config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization": {"group_size": 32, "bits": 4}}))
+    shard = folder / "text_encoder" / "model-1-of-1.safetensors"
+    names = mx.load(str(shard.with_name("model.safetensors").rename(shard)))
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, shard.name)}
+    shard.with_name("model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def damage_model(folder: Path, rng: random.Random) -> None:
+    """Damage a word of a model's JSON files or of its header, or one of its packed tensors."""
+    texts = sorted(
+        path for path in folder.rglob("*.json") if "tokenizer" not in path.parts and path.name != "meta.json"
+    )
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    kind = rng.randrange(4)
+    if kind == 0:
+        path = rng.choice(texts)
+        said = json.loads(path.read_text())
+        said = change(said, rng.choice(places(said)), rng.choice([*ODD, change]))
+        path.write_text(rng.choice([json.dumps(said)] * 9 + [DEEP, "{", ""]), "utf-8", "replace")
+        return
+    arrays, words = mx.load(str(file), return_metadata=True)
+    if kind == 1:
+        said = json.loads(words["_quantization_metadata"])
+        said = change(said, rng.choice(places(said)), rng.choice(ODD))
+        words |= {rng.choice(HEADER_WORDS): rng.choice([json.dumps(said), *ODD_WORDS])}
+    elif kind == 2:
+        name = rng.choice([name for name in arrays if name.endswith(".comfy_quant")])
+        arrays |= {name: mx.array([*rng.choice(ODD_BYTES)], mx.uint8).astype(rng.choice(TYPES))}
+    else:
+        packed = {name: w for name, w in arrays.items() if "scale" in name or "biases" in name or w.dtype.size < 4}
+        arrays = {name: w for name, w in arrays.items() if name not in packed} | damage_tensor(packed, rng)
+    mx.eval(arrays)
+    mx.save_safetensors(str(file), arrays, words)

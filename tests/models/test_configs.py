@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from damage import one_sentence
+from damage import DEEP, one_sentence
 from stand_in_hub import TINY
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -49,6 +49,11 @@ def model(tmp_path) -> Path:
         ("text_encoder", {"num_key_value_heads": 3}, "4 heads do not share 3"),
         ("text_encoder", {"head_dim": 7}, "head_dim is odd"),
         ("index", {"text_encoder_out_layers": []}, "text_encoder_out_layers is []"),
+        ("index", {"_class_name": 5}, "model_index.json is a 5, and kleinlite runs"),
+        ("index", {"scheduler": 0.5}, "class is 0.5, and kleinlite computes"),
+        ("text_encoder", {"architectures": 5}, "config.json is a 5, and kleinlite runs"),
+        ("text_encoder", {"architectures": [["x"]]}, "config.json is a ['x'], and kleinlite runs"),
+        ("autoencoder", {"sample_size": "x"}, "sample_size is 'x', and it must be a whole number from 16"),
     ],
 )
 def test_sentences(model, file, words, told):
@@ -59,7 +64,7 @@ def test_sentences(model, file, words, told):
 
 
 @pytest.mark.parametrize("file", CONFIGS.values())
-@pytest.mark.parametrize("text", [b'{"a":', "{}".encode("utf-16"), b"\xff"])
+@pytest.mark.parametrize("text", [b'{"a":', "{}".encode("utf-16"), b"\xff", DEEP.encode()])
 def test_text_that_is_no_json(model, file, text):
     (model / file).write_bytes(text)
     with pytest.raises(ValueError, match="not valid JSON") as refusal:

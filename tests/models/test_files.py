@@ -65,8 +65,11 @@ def test_shards_are_plain_names(model, told, where):
     told("index.json names no files beside it")
 
 
-def test_an_index_that_names_nothing(model, told):
-    (model / f"{VAE}.index.json").write_text("{}")
+@pytest.mark.parametrize(
+    "said", [{}, {"weight_map": {}}, {"weight_map": ["x.safetensors"]}, {"weight_map": None}], ids=str
+)
+def test_an_index_that_names_nothing(model, told, said):
+    (model / f"{VAE}.index.json").write_text(json.dumps(said))
     told("index.json names no files beside it")
 
 

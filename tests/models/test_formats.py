@@ -8,9 +8,10 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from damage import DEEP
 from golden_tools import GOLDENS
 from mlx.utils import tree_flatten
-from packings import error
+from packings import as_nvfp4, error
 from stand_in_hub import TINY
 
 from kleinlite import Klein
@@ -81,24 +82,6 @@ def trained(rows: int = 256, columns: int = 256) -> mx.array:
     key = iter(mx.random.split(mx.random.key(3), 3))
     spread = 0.3 * mx.random.normal((rows, 1), key=next(key)) + 0.3 * mx.random.normal((columns,), key=next(key))
     return mx.random.normal((rows, columns), key=next(key)) * mx.exp(spread)
-
-
-def as_nvfp4(w: mx.array, layout: str) -> dict[str, mx.array]:
-    """A matrix in the bytes of a layout."""
-    second = mx.abs(w).max() / (448 * 6)
-    codes, scales = mx.quantize(w / second, mode="nvfp4")
-    codes = codes.view(mx.uint8)
-    if layout == "tiled":
-        rows, columns = scales.shape
-        high, wide = -(-rows // 128) * 128, -(-columns // 4) * 4
-        padded = mx.zeros((high, wide), mx.uint8)
-        padded[:rows, :columns] = scales
-        r, c = mx.arange(high)[:, None], mx.arange(wide)[None]
-        offset = (r // 128 * (wide // 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
-        tiled = mx.zeros((high * wide,), mx.uint8)
-        tiled[offset.flatten()] = padded.flatten()
-        codes, scales = (codes >> 4) | (codes << 4), tiled.reshape(high, wide)
-    return {"weight": codes, "weight_scale": mx.contiguous(scales), "weight_scale_2": second}
 
 
 @pytest.mark.parametrize("said", [{}, {"format": "pt"}])
@@ -494,6 +477,31 @@ def test_what_comfy_says_of_a_layer(said, told, place):
     good = {"format": "float8_e4m3fn", "full_precision_matrix_mult": True}
     words = {name: mx.array(list(json.dumps(good).encode()), mx.uint8) for name in words}
     assert isinstance(assemble(arrays | words | {"x.weight_scale": mx.array(2.0)})["x.weight"], QuantizedMatrix)
+
+
+NO_WORDS = ["{", "", "[]", "5", "null", '"x"', DEEP]
+
+
+@pytest.mark.parametrize("text", [*NO_WORDS, '{"layers": []}', '{"layers": {"x": 5}}'], ids=lambda text: text[:9])
+def test_damaged_words_of_comfys_header(text):
+    """They might say what kleinlite does not compute, so they are not passed over."""
+    with pytest.raises(UserError, match="the file says about (_quantization_metadata|x) is damaged: download it again"):
+        assemble({"x.weight": mx.zeros((32, 32), mx.uint8)}, {"_quantization_metadata": text})
+
+
+@pytest.mark.parametrize("text", NO_WORDS, ids=lambda text: text[:9])
+def test_damaged_words_of_a_layer(text):
+    words = {"x.comfy_quant": mx.array([*text.encode()], mx.uint8)}
+    with pytest.raises(UserError, match="the file says about x is damaged: download it again"):
+        assemble({"x.weight": mx.zeros((32, 32), mx.uint8)} | words)
+
+
+def test_comfys_words_in_a_tensor_of_another_kind():
+    arrays = {"x.weight": mx.zeros((32, 32), mx.uint8), "x.weight_scale": mx.array(2.0)}
+    assert "x.weight" in assemble(arrays | {"x.comfy_quant": mx.array([[*b"{}"]], mx.bfloat16)})
+    for words in (mx.array(3.0), mx.array([255, 254], mx.uint8), mx.zeros((0,))):
+        with pytest.raises(UserError, match="about x is damaged"):
+            assemble(arrays | {"x.comfy_quant": words})
 
 
 @pytest.mark.parametrize(

@@ -8,4 +8,6 @@ from tools import fuzz
 def test_every_kind_of_damage_is_tried(capsys):
     fuzz.main(0, 1)
     said = capsys.readouterr().out
-    assert all(re.search(rf"{what} +{end} ", said) for what in ("weights", "adapter") for end in ("read", "refused"))
+    assert all(
+        re.search(rf"{what} +{end} ", said) for what in ("weights", "adapter", "model") for end in ("read", "refused")
+    )

@@ -156,7 +156,8 @@ def read_scheduler(folder: ModelFolder) -> Values:
     says = LEFT_OUT | read_json(path)
     SHIFT.check(path, says["shift"])
     DYNAMIC.check(path, says["use_dynamic_shifting"])
-    for name in (says["_class_name"], (folder.index.get("scheduler") or [CLASS])[-1]):
+    named = folder.index.get("scheduler") or CLASS
+    for name in (says["_class_name"], named[-1] if isinstance(named, list) else named):
         check_words(path, says | {"class": name}, SCHEDULER, LEFT_OUT)
     return says
 
