@@ -151,36 +151,26 @@ def assemble(
     said = read_comfy_layers(arrays, metadata)
     arrays = {name.replace(".scale_weight", ".weight_scale"): w for name, w in arrays.items()}
     arrays = {name: w for name, w in arrays.items() if not name.endswith(IGNORED)}
-    matrices: dict[str, QuantizedMatrix] = {}
+    found: Weights = {}
     swizzled = any(name.endswith(".weight_scale_2") for name in arrays) and is_swizzled(arrays, metadata)
+    group = 32 if metadata.get("format") == "gguf" else GROUP  # GGUF and mflux have no config.json
     for name in [name for name in arrays if name.endswith(".weight")]:
         layer = name.removesuffix(".weight")
         codes = arrays[name]
         if f"{layer}.scales" in arrays:
             kinds = [k for k in ("weight", "scales", "biases", "global_scale") if f"{layer}.{k}" in arrays]
             tensors = {k: arrays.pop(f"{layer}.{k}") for k in kinds}
-            spec = mlx.get(layer) or mlx.get("")
-            if spec is None:  # GGUF and mflux have no config.json
-                spec = affine_spec(codes, tensors["scales"], 32 if metadata.get("format") == "gguf" else GROUP)
-            matrices[name] = QuantizedMatrix(tensors, spec)
-            try:
-                matrices[name].decode()  # lazy: MLX only looks whether they belong together
-            except (ValueError, TypeError):
-                refuse_scales(name)
+            spec = mlx.get(layer) or mlx.get("") or affine_spec(codes, tensors["scales"], group)
+            found[name] = from_mlx(name, tensors, spec)
         elif codes.dtype == mx.uint8:
             if layer in said and f"{layer}.weight_scale" not in arrays:
                 refuse_scales(name)
             scale = arrays.pop(f"{layer}.weight_scale", mx.array(1.0))
             second = arrays.pop(f"{layer}.weight_scale_2", mx.array(1.0))
-            if scale.dtype == mx.uint8:
-                matrices[name] = from_nvfp4(name, codes, scale, second, swizzled)
-            elif codes.ndim == 2:
-                tensors = {"weight": codes, "scales": scale_per_row(name, scale, len(codes))}
-                matrices[name] = QuantizedMatrix(tensors, QuantSpec("fp8", 8))
-            else:
-                arrays[name] = mx.from_fp8(codes, mx.float32) * scale_per_row(name, scale, 1)[0]
+            is_nvfp4 = scale.dtype == mx.uint8
+            found[name] = from_nvfp4(name, codes, scale, second, swizzled) if is_nvfp4 else from_fp8(name, codes, scale)
     plain = {name: mx.from_fp8(w, mx.bfloat16) if w.dtype == mx.uint8 else w for name, w in arrays.items()}
-    return plain | matrices
+    return plain | found
 
 
 def read_quant_specs(path: Path) -> dict[str, QuantSpec]:
@@ -212,6 +202,24 @@ def refuse_scales(name: str) -> NoReturn:
         f"{clip(name)} is quantized, and its scales do not fit (missing, or of another type or shape): download it "
         "again, or take the bfloat16 file."
     )
+
+
+def from_mlx(name: str, tensors: dict[str, mx.array], spec: QuantSpec) -> QuantizedMatrix:
+    """A matrix that MLX has packed. Raises UserError."""
+    matrix = QuantizedMatrix(tensors, spec)
+    try:
+        matrix.decode()  # lazy: MLX only looks whether they belong together
+    except (ValueError, TypeError):
+        refuse_scales(name)
+    return matrix
+
+
+def from_fp8(name: str, codes: mx.array, scale: mx.array) -> QuantizedMatrix | mx.array:
+    """A matrix of FP8 with a scale, or one per row; a convolution's kernel is decoded. Raises UserError."""
+    if codes.ndim != 2:
+        return mx.from_fp8(codes, mx.float32) * scale_per_row(name, scale, 1)[0]
+    tensors = {"weight": codes, "scales": scale_per_row(name, scale, len(codes))}
+    return QuantizedMatrix(tensors, QuantSpec("fp8", 8))
 
 
 def affine_spec(codes: mx.array, scales: mx.array, group: int) -> QuantSpec:
