@@ -16,12 +16,14 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from .operations import FAST
 
 GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # float32, float64, complex64: all that MLX calls
 PREFIX = "scipy_"  # of all names in the wheel's library
+TRIED = ("0.32.4",)  # MLX's versions in which this has been seen to work, by tests/cpu/test_blas.py
 
 _tried = False  # whether `setup` has run
 _openblas: ctypes.CDLL | None = None  # once MLX calls it
@@ -102,6 +104,12 @@ def setup() -> None:
             "OpenBLAS could not be put in place (%s), so matrix products take 30 to 100 times as long as they need to: "
             "`pip install scipy-openblas32` and start Python again.",
             error,
+        )
+    if _openblas and version("mlx") not in TRIED:
+        logging.getLogger("kleinlite").warning(
+            "OpenBLAS computes the products of MLX %s, with which nobody has tried it: if pictures are wrong, set "
+            "KLEINLITE_CPU=off and say so.",
+            version("mlx"),
         )
 
 

@@ -119,6 +119,14 @@ def test_one_line_when_there_is_no_fast_blas(trouble):
 
 
 @linux
+def test_one_line_with_an_mlx_that_nobody_has_tried():
+    assert mx.__version__ in blas.TRIED, "the tests above pass with it: add it"
+    out, err = fresh("blas.TRIED = (); cpu.setup(); cpu.setup(); print(cpu.blas_name())")
+    assert out == "scipy-openblas32\n"
+    assert err.count("\n") == 1 and f"MLX {mx.__version__}" in err and "KLEINLITE_CPU=off" in err
+
+
+@linux
 def test_without_a_compiler(tmp_path):
     """No g++, and none of its earlier work in the temporary folder: MLX runs the operations one by one."""
     out, err = fresh(
