@@ -55,6 +55,8 @@ class StripConv2d(nn.Conv2d):
 
 
 class StripEncoder(Encoder):
+    """As chapter 1's, with its levels written out: a call for a level would keep what goes in until it is over."""
+
     def __call__(self, x: mx.array) -> mx.array:
         b, height, width, _ = x.shape
         if is_small(b, height, width, self.conv_in.weight.shape[0]):
@@ -70,6 +72,8 @@ class StripEncoder(Encoder):
 
 
 class StripDecoder(Decoder):
+    """The same."""
+
     def __call__(self, z: mx.array) -> mx.array:
         b, h, w, _ = z.shape
         if is_small(b, 8 * h, 8 * w, self.conv_out.weight.shape[-1]):
