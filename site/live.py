@@ -17,7 +17,9 @@ import struct
 import textwrap
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
+from safetensors.numpy import load, load_file, save
 
 from kleinlite.nano import limits
 
@@ -39,36 +41,17 @@ MARK = re.compile(r"\{\{#live (\w+)( compact)?\}\}")
 PART = re.compile(r"^\{\{#part ([\w.]+) (\d+)\}\}$", re.M)
 
 
-def split_header(content: bytes) -> tuple[dict, bytes]:
-    """A safetensors file's entries and its data."""
-    (size,) = struct.unpack("<Q", content[:8])
-    return json.loads(content[8 : 8 + size]), content[8 + size :]
-
-
-def join_header(entries: dict, data: bytes) -> bytes:
-    """A safetensors file; its header ends on a multiple of eight bytes."""
-    head = json.dumps(entries, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    return struct.pack("<Q", len(head)) + head + data
-
-
 def split_shards(file: Path, later: str) -> dict[str, bytes]:
     """A safetensors file as one or two shards and their index, by file name: first what is needed at once."""
-    header, data = split_header(file.read_bytes())
-    about = header.pop("__metadata__", None)
-    parts = [[n for n in header if not re.match(later, n)], [n for n in header if re.match(later, n)]]
+    tensors = load_file(file)
+    parts = [[n for n in tensors if not re.match(later, n)], [n for n in tensors if re.match(later, n)]]
     parts = [names for names in parts if names]
     found, where = {}, {}
     for i, names in enumerate(parts, start=1):
         name = f"{file.stem}-{i:05}-of-{len(parts):05}.safetensors"
-        entries, body = {"__metadata__": about} if about else {}, b""
-        for tensor in names:
-            first, end = header[tensor]["data_offsets"]
-            entries[tensor] = header[tensor] | {"data_offsets": [len(body), len(body) + end - first]}
-            body += data[first:end]
-            where[tensor] = name
-        found[name] = join_header(entries, body)
-    index = {"metadata": {"total_size": len(data)}, "weight_map": where}
+        found[name] = save({tensor: tensors[tensor] for tensor in names})
+        where |= dict.fromkeys(names, name)
+    index = {"metadata": {"total_size": sum(w.nbytes for w in tensors.values())}, "weight_map": where}
     return found | {f"{file.name}.index.json": json.dumps(index).encode()}
 
 
@@ -78,27 +61,16 @@ def pack_shard(content: bytes) -> bytes:
     A matrix `name` becomes whole numbers from -127 to 127 (I8) and `name.scale` (F32), one for each of its rows, which
     for a convolution are its output channels: weight = number · scale.
     """
-    header, data = split_header(content)
-    entries, body = {}, b""
-
-    def add(name: str, dtype: str, shape: list[int], values: bytes) -> None:
-        nonlocal body
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(values)]}
-        body += values
-
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        first, end = tensor["data_offsets"]
-        values, shape = data[first:end], tensor["shape"]
-        if tensor["dtype"] == "F16" and len(shape) > 1:
-            rows = np.frombuffer(values, "<f2").reshape(shape[0], -1).astype(np.float32)
+    packed = {}
+    for name, w in load(content).items():
+        if w.dtype == np.float16 and w.ndim > 1:
+            rows = w.reshape(len(w), -1).astype(np.float32)
             scale = np.maximum(np.abs(rows).max(axis=1), 1e-12) / 127
-            add(f"{name}.scale", "F32", [shape[0]], scale.astype("<f4").tobytes())
-            add(name, "I8", shape, np.round(rows / scale[:, None]).astype(np.int8).tobytes())
+            packed[f"{name}.scale"] = scale
+            packed[name] = np.round(rows / scale[:, None]).astype(np.int8).reshape(w.shape)
         else:
-            add(name, tensor["dtype"], shape, values)
-    return gzip.compress(join_header(entries, body), mtime=0)
+            packed[name] = w
+    return gzip.compress(save(packed), mtime=0)
 
 
 def pack_model(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -109,17 +81,11 @@ def pack_model(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def read_adapter(file: Path) -> bytes:
     """A LoRA file of bfloat16 in float16, as a script takes it: without words in its header, B times alpha / r."""
-    header, data = split_header(file.read_bytes())
-    said = json.loads(header.pop("__metadata__")["lora_adapter_metadata"])
+    tensors, words = mx.load(str(file), return_metadata=True)  # NumPy knows no bfloat16
+    said = json.loads(words["lora_adapter_metadata"])
     scaling = said["transformer.lora_alpha"] / said["transformer.r"]
-    body = b""
-    for name, tensor in header.items():
-        first, end = tensor["data_offsets"]
-        values = (np.frombuffer(data[first:end], "<u2").astype("<u4") << 16).view("<f4")
-        values = (values * (scaling if ".lora_B." in name else 1)).astype("<f2").tobytes()
-        tensor |= {"dtype": "F16", "data_offsets": [len(body), len(body) + len(values)]}
-        body += values
-    return join_header(header, body)
+    scaled = {name: w * (scaling if ".lora_B." in name else 1) for name, w in tensors.items()}
+    return save({name: np.array(w.astype(mx.float16)) for name, w in scaled.items()})
 
 
 def read_model(nano: Path = NANO) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from waiting import HANGS
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 CHUNK = 1000  # bytes that come and go together; 10 MB in the wild
@@ -34,9 +32,7 @@ class Repository:
 class Request:
     method: str
     path: str  # decoded, with its query
-    range: str | None
     token: str | None
-    time: float
     sent: int = 0  # bytes of the answer's body
 
 
@@ -58,9 +54,7 @@ DECOYS = (
 class StandIn(ThreadingHTTPServer):
     """`repositories` are served; what was asked is in `requests`.
 
-    `cut["file"] = [n, …]`: answers with that file's bytes end, with the connection, after n bytes. `hang["file"] = n`:
-    after n bytes nothing comes any more; `hanging` tells that it is so, and `release` ends it.
-    `bodies["file"]`: what is sent in its place.
+    `cut["file"] = [n, …]`: answers with that file's bytes end, with the connection, after n bytes.
     `down`: nothing works but what is said about repositories; `falls`: that is so after a cut.
     `interfere`: is asked first, and answers itself if it returns True.
     `token`: who sends it may have gated files.
@@ -73,9 +67,6 @@ class StandIn(ThreadingHTTPServer):
         self.repositories, self.token = repositories, "hf_accepted"
         self.requests: list[Request] = []
         self.cut: dict[str, list[int]] = {}
-        self.hang: dict[str, int] = {}
-        self.bodies: dict[str, bytes] = {}
-        self.hanging, self.release = threading.Event(), threading.Event()
         self.down = self.falls = False
         self.interfere: Callable[[Answer], bool] | None = None
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -105,8 +96,7 @@ class Answer(BaseHTTPRequestHandler):
 
     def answer(self):
         path = unquote(self.path)
-        headers = (self.headers.get(name) for name in ("Range", "Authorization"))
-        self.request_made = Request(self.command, path, *headers, time.perf_counter())
+        self.request_made = Request(self.command, path, self.headers.get("Authorization"))
         self.server.requests.append(self.request_made)
         if self.server.interfere and self.server.interfere(self):
             return
@@ -125,7 +115,7 @@ class Answer(BaseHTTPRequestHandler):
         if self.server.down:
             return self.refuse(503, "", "Service Unavailable")
         if stored:
-            return self.content(stored[2], self.server.bodies.get(stored[2], repo.files[stored[2]]))
+            return self.content(stored[2], repo.files[stored[2]])
         if repo.gated and self.headers.get("Authorization") != f"Bearer {self.server.token}":
             return self.refuse(401, "GatedRepo", "Access to this model is restricted")
         if file[2] not in ("main", repo.commit):
@@ -170,22 +160,10 @@ class Answer(BaseHTTPRequestHandler):
         self.say(b"Found. Redirecting", status=302)
 
     def content(self, file: str, data: bytes):
-        start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        extra, status = getattr(self, "extra", {}) | {"Accept-Ranges": "bytes"}, 200
-        if start:
-            begin, status = int(start[1]), 206
-            extra["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
-            data = data[begin:]
-        self.extra = extra
         cuts = self.server.cut.get(file, []) if self.command == "GET" else []
         end = cuts.pop(0) if cuts else None
-        hang = self.server.hang.pop(file, None) if self.command == "GET" else None
-        self.say(data, status, end if hang is None else hang)
+        self.say(data, end=end)
         self.server.down |= self.server.falls and end is not None
-        if hang is not None:
-            self.wfile.flush()
-            self.server.hanging.set()
-            self.server.release.wait(HANGS)
 
     def refuse(self, status: int, code: str, message: str):
         self.extra = {"X-Error-Code": code, "X-Error-Message": message} if code else {}
@@ -232,6 +210,5 @@ def hub(tmp_path, monkeypatch):
         )  # for what "4b" would take
         server.cache = tmp_path / "cache"
         yield server
-        server.release.set()
         server.shutdown()
         thread.join()

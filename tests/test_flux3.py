@@ -43,9 +43,8 @@ from kleinlite.models.facts import find_facts
 from kleinlite.models.families.flux3 import FLUX3, FLUX3_NAMES, count_window
 from kleinlite.models.families.klein import AUTOENCODER_NAMES
 from kleinlite.models.families.qwen3 import TEXT_ENCODER_NAMES
-from kleinlite.pipeline import prepare_reference, to_images, to_pixels
+from kleinlite.pipeline import prepare_reference, to_pixels
 from kleinlite.position_ids import apply_rope, rope_table
-from kleinlite.sampling import classifier_free_guidance
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.transformer import Mod, SingleBlock, modulate
 from kleinlite.z_image import static_schedule
@@ -119,46 +118,6 @@ class Reference:
 
     def pictures(self, run: str) -> list[Image.Image]:
         return [Image.open(self.folder / f"ref_{i}.png").convert("RGB") for i in self.meta["runs"][run]["refs"]]
-
-    def check(self, run: str) -> None:
-        """References, sigmas, the first velocity, every step and the picture."""
-        wish = self.meta["runs"][run]
-
-        def value(name):
-            return self.expected.get(f"{run}.{name}")
-
-        pictures, box = self.pictures(run), None
-        if len(pictures) == 1:
-            filled_picture, box = fill_canvas(pictures[0])
-            prepared = [filled_picture]
-        else:
-            prepared = [prepare_reference(picture) for picture in pictures]
-        references = []
-        if prepared:
-            references = [autoencoder().encode(to_pixels(picture)) for picture in prepared]
-            tokens = mx.concatenate([z.flatten(1, 2) for z in references], axis=1)
-            if value("references") is not None:
-                check(tokens, value("references"), 2 * LOOSE)  # diffusers' own `vae.packed` is 1.1e-4 away from it
-        width, height = wish["width"], wish["height"]
-        cut = box if box and width is None and height is None else None
-        width, height = width or prepared[0].width, height or prepared[0].height
-        grid = (height // 16, width // 16)
-        net = transformer("base" if wish["model"] == "pipeline-base" else "")
-        prompts = [wish["prompt"]] + [wish["negative"] or ""] * ((wish["guidance"] or 1) > 1)
-        fields = [flux3_velocity_field(net, [encode(prompt)], grid, references) for prompt in prompts]
-        sigmas, x, steps = static_schedule(wish["steps"], 6.93), value("noise"), []
-        assert max(abs(a - b) for a, b in zip(sigmas, value("sigmas").tolist(), strict=True)) < 1e-6
-        for t, t_next in zip(sigmas, sigmas[1:]):
-            v = [field(x, t, t_next) for field in fields]
-            v = classifier_free_guidance(*v, wish["guidance"]) if len(v) == 2 else v[0]
-            x = x + (t_next - t) * v
-            if not steps:
-                check(v, value("velocity")[:1], LOOSE)
-            steps.append(x)
-        check(mx.concatenate(steps), value("trajectory"), LOOSE)
-        [picture] = to_images(autoencoder().decode(x.reshape(1, *grid, 128)))
-        picture = picture.crop(cut) if cut else picture
-        assert mx.abs(levels(picture) - value("image").astype(mx.float32)).max().item() <= 1.01
 
 
 def levels(picture: Image.Image) -> mx.array:
@@ -372,20 +331,6 @@ def test_autoencoder():
     check(nchw(mean), expected["vae.latent_mean"])
     check(nchw(autoencoder().encode(pixels)), expected["vae.packed"])
     check(nchw(autoencoder().decode(nhwc(expected["vae.packed"]))), expected["vae.decoded"])
-
-
-@pytest.mark.parametrize("run", ["t2i", "edit", "edit_padded", "edit_two_unsized", "base_negative", "base_edit"])
-def test_pictures(run):
-    golden().check(run)
-
-
-@pytest.mark.parametrize(
-    "run", ["t2i_default", "one_step", "long", "empty", "edit_small", "edit_sized", "edit_two", "base", "base_plain"]
-)
-def test_more_pictures(run):
-    if not ELSEWHERE.is_dir():
-        pytest.skip("needs the larger golden pipelines: set KLEINLITE_GOLDEN to the folder that holds them")
-    Reference(ELSEWHERE).check(run)
 
 
 def test_a_batch_is_its_pictures():

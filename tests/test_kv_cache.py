@@ -1,7 +1,7 @@
 """The key/value cache against diffusers' KV code: every block's keys and values, velocities, whole edits.
 
-`goldens/kv.safetensors` has the blocks, `goldens/closed_form.json` two velocities in float64, `pipelines/kv` what
-Flux2KleinKVPipeline draws with the tiny model (made by make_kv_golden.py).
+`goldens/kv.safetensors` has the blocks, `pipelines/kv` what Flux2KleinKVPipeline draws with the tiny model (made by
+make_kv_golden.py).
 """
 
 import json
@@ -14,7 +14,6 @@ import mlx.core as mx
 import pytest
 from golden_tools import LOOSE, TIGHT, Golden, check, fill
 from PIL import Image
-from test_closed_form import TABLE, compare, fill as formula, filled
 from test_pipeline_golden import gradients, levels
 
 from kleinlite import kv_cache
@@ -22,7 +21,6 @@ from kleinlite.inference.loaded_model import LoadedModel
 from kleinlite.klein import Klein
 from kleinlite.kv_cache import cached_velocity, cached_velocity_field, extract_kv
 from kleinlite.models.configs import parse_config
-from kleinlite.models.families.klein import TRANSFORMER_NAMES
 from kleinlite.pipeline import encode_references, prepare_reference, velocity_field
 from kleinlite.position_ids import image_ids, reference_ids, text_ids
 from kleinlite.transformer import Transformer, TransformerConfig
@@ -68,21 +66,6 @@ def test_kv_cache_velocity(case, step):
     rope = transformer().rope(shared["in.img_ids"], shared["in.txt_ids"])
     v = cached_velocity(transformer(), values["in.img"], shared["in.txt"], values["in.sigma"], rope, cache)
     check(v, values["out.velocity"], LOOSE)
-
-
-@pytest.mark.parametrize("run", ["kv_extract", "kv_cached"])
-def test_closed_form(run):
-    """The reference's own numbers, from modules in float64 whose weights follow a formula."""
-    table = TABLE["dit"]
-    model = filled(
-        Transformer(parse_config("transformer", table["config"] | {"timestep_guidance_channels": 256})),
-        TRANSFORMER_NAMES,
-        table,
-    )
-    img, txt, ref = (formula(x["k"], [1, *x["shape"]]) for x in map(table["inputs"].get, ("img", "txt", "ref")))
-    references = [ref.reshape(1, *table["inputs"]["ref"]["grid"], -1)]
-    field = cached_velocity_field(model, txt, table["inputs"]["img"]["grid"], references)
-    compare(table, run, field(img, table["runs"][run]["sigma"]))
 
 
 def test_with_an_empty_cache_it_is_the_transformer():

@@ -16,7 +16,6 @@ from kleinlite.models.checkpoint import resolve_model
 # ---------------------------------------------------------------- what is typed
 
 TYPED = {
-    "--size 510": "width multiple of 16 510 512",
     "--modell 4b": "--modell 4b is not understood",
     "--size 512x": "'512x' WIDTHxHEIGHT",
     "--size x512": "'x512' WIDTHxHEIGHT",
@@ -24,23 +23,14 @@ TYPED = {
     "--size big": "'big' WIDTHxHEIGHT",
     "--size -64x64": "--size",
     "--size 500x512": "width multiple of 16 500 496",
-    "--size 64x65": "height multiple of 16 65 64",
-    "--size 0x64": "width multiple of 16 0 try",
     "--steps 0": "steps at least 1 0",
-    "--steps -3": "steps at least 1 -3",
     "--steps 1.5": "--steps invalid int value: '1.5'",
     "--seed seven": "--seed invalid int value: 'seven'",
-    "--guidance 4": "tiny distilled guidance base model",
     "--guidance much": "--guidance invalid float value: 'much'",
-    "--guidance 0.5": "tiny distilled guidance base model",
-    "--negative blue": "negative prompt guidance base model",
-    "--model base-4b --guidance 0": "guidance 1 0",
     "--model 4b --guidance 4": "4b distilled guidance base-4b",
     "--model 4b --size 500x500": "multiple of 16",  # before 16 GB are fetched
     "--model nowhere": "'nowhere' nano 4b folder",
     "--model no/such/folder": "'no/such/folder' does not exist kleinlite models",
-    "--quantize 7": "quantize 3, 4, 5, 6, 8 7",
-    "--quantize some": "quantize mxfp4 'some'",
     "--quantize": "--quantize expected",
     "--frobnicate": "--frobnicate not understood --help",
     "--step 4": "--step not understood --help",
@@ -53,21 +43,6 @@ TYPED = {
 @pytest.mark.parametrize("options", TYPED)
 def test_what_is_typed(options, tiny, refused):
     refused(TYPED[options], "generate", PROMPT, "--model", tiny, *options.split())
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_a_seed_out_of_range(seed, tiny, refused):
-    refused(f"seed from 0 {seed}", "generate", PROMPT, "--model", tiny, "--seed", seed)
-
-
-@pytest.mark.parametrize("guidance", ["nan", "inf"])
-def test_a_guidance_that_is_no_number(guidance, tiny, refused):
-    refused(f"guidance {guidance}", "generate", PROMPT, "--model", tiny / "base", "--guidance", guidance)
-
-
-def test_a_negative_prompt_without_guidance(tiny, refused):
-    options = "--guidance", "1", "--negative", "blue"
-    refused("negative prompt guidance above 1", "generate", PROMPT, "--model", tiny / "base", *options)
 
 
 def test_an_empty_model(refused):

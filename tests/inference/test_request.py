@@ -80,6 +80,8 @@ def test_the_sentence_names_the_way_out():
         ("width", 100): "multiple of 16 pixels, 100 is not: try 96",
         ("width", "32"): "whole number of pixels, not '32'",
         ("guidance", 1e39): r"from 1 \(none\) to 1000, not 1e\+39: try 4",
+        ("guidance", 0): "not 0: try 4",
+        ("guidance", math.nan): "not nan: try 4",
         ("seed", 1.5): "whole number or a list of them, not 1.5",
         ("noise", mx.zeros((1, 4, 127))): r"\(1, 36, 128\) \(pictures, tokens, channels\), not \(1, 4, 127\)",
     }.items():
