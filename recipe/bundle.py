@@ -11,7 +11,7 @@
         notebooks   all of them, from top to bottom
     python -m recipe.bundle RUNS measure …    these steps only, even if they are done
 
-What compares with diffusers needs it installed: `python tests/goldens/make_nano_golden.py` and
+What compares with diffusers needs it installed: `python -m tools.goldens.make_nano_golden` and
 `make_nano_lora_golden.py` are for the end. Numbers in prose are changed by hand.
 notebooks/judge-labels.json needs eyes: `python -m recipe.judge_labels notebooks/judge-labels.json sheets` draws the new
 nano's pictures to be labeled.
