@@ -65,7 +65,7 @@ def pictures(folder: Path) -> None:
 
 
 def accuracy(folder: Path) -> None:
-    run("recipe.evaluate", "--sweep", "notebooks/accuracy.json", "--count", "100")
+    run("recipe.evaluate", "--sweep", "--count", "100")
 
 
 def notebooks(folder: Path) -> None:

@@ -6,23 +6,33 @@ A batch depends on its step alone, so a run that was stopped goes on as if it ha
 import itertools
 import math
 import random
+from collections.abc import Callable, Iterable
 
 import mlx.core as mx
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from kleinlite.autoencoder import Autoencoder, patchify
-from kleinlite.nano.data import draw_samples, draw_scenes
-from kleinlite.scenes import Scene, captions, held_out, sample, scene_held_out
 from kleinlite.text_encoder import PAD, TEMPLATE, tokenize
 
-from .curriculum import allowed_scenes
-from .edits import edit_held_out, sample_edit
-from .rewordings import reword
+from .world import Scene, World
 
 
-def held_out_scenes(first: int, count: int) -> list[Scene]:
-    """The first scenes of the seeds from `first` on whose content is never trained on."""
-    return list(itertools.islice(filter(scene_held_out, map(sample, itertools.count(first))), count))
+def draw_scenes(world: World, scenes: Iterable[Scene]) -> mx.array:
+    """Drawn scenes as pixels in [-1, 1], (b, size, size, 3)."""
+    return mx.stack([mx.array(np.asarray(world.draw(scene))) for scene in scenes]).astype(mx.float32) / 127.5 - 1
+
+
+def encode_scenes(
+    world: World, autoencoder: Autoencoder, scenes: list[Scene], progress: Callable[[Iterable], Iterable] = iter
+) -> mx.array:
+    """Latents of drawn scenes, (count, n, 128), float16."""
+    rows = []
+    for i in progress(range(0, len(scenes), 32)):
+        latents = autoencoder.encode(draw_scenes(world, scenes[i : i + 32]))
+        rows.append(latents.reshape(latents.shape[0], -1, latents.shape[-1]).astype(mx.float16))
+        mx.eval(rows[-1])
+    return mx.concatenate(rows)
 
 
 def psnr(a: mx.array, b: mx.array) -> float:
@@ -30,18 +40,22 @@ def psnr(a: mx.array, b: mx.array) -> float:
     return 10 * math.log10(4 / float(((a - b) ** 2).mean()))
 
 
-def autoencoder_batch(step: int, batch: int, size: int, crop: int) -> tuple[mx.array, mx.array]:
+def autoencoder_batch(world: World, step: int, batch: int, crop: int) -> tuple[mx.array, mx.array]:
     """Random crops of fresh scenes (b, crop, crop, 3), and the noise key of this step."""
     rng = random.Random(step)
-    x = draw_scenes(list(itertools.islice(allowed_scenes(sample, 1000 * step), batch)), size)
-    at = [(i, rng.randint(0, size - crop), rng.randint(0, size - crop)) for i in range(batch)]
+    x = draw_scenes(world, itertools.islice(world.allowed_scenes(1000 * step), batch))
+    most = world.size - crop
+    at = [(i, rng.randint(0, most), rng.randint(0, most)) for i in range(batch)]
     return mx.stack([x[i, r : r + crop, c : c + crop] for i, r, c in at]), mx.random.key(step)
 
 
-def measure_latents(model: Autoencoder, size: int, count: int) -> None:
+def measure_latents(world: World, model: Autoencoder, count: int) -> None:
     """Fill the autoencoder's batch-norm statistics from `count` drawn scenes."""
-    means = [mx.split(model.encoder(draw_samples(range(i, i + 16), size)), 2, axis=-1)[0] for i in range(0, count, 16)]
-    mx.eval(means)
+    means = []
+    for i in range(0, count, 16):
+        pixels = draw_scenes(world, map(world.sample, range(i, i + 16)))
+        means.append(mx.split(model.encoder(pixels), 2, axis=-1)[0])
+        mx.eval(means)
     z = patchify(mx.concatenate(means))
     model.bn.running_mean = z.mean(axis=(0, 1, 2))
     model.bn.running_var = z.var(axis=(0, 1, 2))
@@ -52,8 +66,8 @@ QWEN_SPLIT = (
 )
 
 
-def train_tokenizer(vocab: int = 640, reworded: bool = False) -> Tokenizer:
-    """A byte-level BPE tokenizer in Qwen's form, its merges learned from the grammar's sentences.
+def train_tokenizer(world: World, vocab: int = 640, reworded: bool = False) -> Tokenizer:
+    """A byte-level BPE tokenizer in Qwen's form, its merges learned from the world's sentences.
 
     reworded: and from ten rewordings of each.
     """
@@ -65,10 +79,10 @@ def train_tokenizer(vocab: int = 640, reworded: bool = False) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    sentences = [s for seed in range(4000) for s in (*captions(sample(seed)), sample_edit(seed)[1])]
+    sentences = [text for seed in range(4000) for text in world.sentences(seed)]
     if reworded:
         rng = random.Random(0)
-        sentences += [reword(rng, text) for text in sentences for _ in range(10)]
+        sentences += [world.reword(rng, text) for text in sentences for _ in range(10)]
     template = [TEMPLATE.format("").replace("<think>", "").replace("</think>", "")] * 100
     trainer = trainers.BpeTrainer(vocab_size=vocab - 5, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(sentences + template, trainer)
@@ -77,19 +91,12 @@ def train_tokenizer(vocab: int = 640, reworded: bool = False) -> Tokenizer:
     return tokenizer
 
 
-def sample_sentence(rng: random.Random, seed: int) -> str:
-    """A caption of scene `seed` or, one time in four, an edit instruction; never a held-out one."""
-    if rng.random() < 0.25:
-        references, text, _ = sample_edit(seed)
-        return "" if edit_held_out(references[0], text) else text
-    scene = sample(seed)
-    return "" if scene_held_out(scene) else rng.choice([c for c in captions(scene) if not held_out(c)] or [""])
-
-
-def text_batch(tokenizer: Tokenizer, tokens: int, step: int, batch: int) -> tuple[mx.array, mx.array]:
-    """Random sentences of the grammar as ids and mask, (b, tokens) each."""
+def text_batch(
+    world: World, tokenizer: Tokenizer, tokens: int, step: int, batch: int
+) -> tuple[mx.array, mx.array]:  # fmt: skip
+    """Random sentences of the world as ids and mask, (b, tokens) each."""
     rng = random.Random(step)
-    texts = [sample_sentence(rng, step * batch + i) for i in range(batch)]
-    others = [reword(rng, text) for text in texts]
+    texts = [world.sentence(rng, step * batch + i) for i in range(batch)]
+    others = [world.reword(rng, text) for text in texts]
     fits = [len(tokenizer.encode(TEMPLATE.format(other)).ids) <= tokens for other in others]
     return tokenize(tokenizer, [other if fit else text for text, other, fit in zip(texts, others, fits)], tokens)

@@ -4,10 +4,13 @@ import itertools
 import random
 from dataclasses import fields, replace
 
-from kleinlite.nano.evaluate import DEVELOPMENT
+from kleinlite.nano.evaluate import DEVELOPMENT, Attributes
 from kleinlite.scenes import (
     BACKGROUNDS,
+    COLORS,
     GROUNDS,
+    LAND_THINGS,
+    SHAPES,
     SKIES,
     Scene,
     Thing,
@@ -132,3 +135,35 @@ def relatives(seed: int) -> list[Scene]:
         replace(scene, things=tuple(thing for thing in pair if thing))
         for pair in itertools.product(*([*row, None] for row in forms)) if any(pair)
     ]  # fmt: skip
+
+
+def no_op_instruction(rng: random.Random, scene: Scene) -> str:
+    """An instruction about a thing that is not in the scene: the picture should stay as it is."""
+    there = {thing.kind for thing in scene.things}
+    kinds = thing_colors(scene.ground) if rng.random() < 0.7 else (*SHAPES, *LAND_THINGS)
+    kind = rng.choice([kind for kind in (*kinds, *SHAPES) if kind not in there])
+    other = rng.choice([k for k in (*SHAPES, *LAND_THINGS) if k != kind])
+    return rng.choice((
+        f"remove the {kind}", f"remove the {kind}", f"make the {kind} {rng.choice(list(COLORS))}",
+        f"turn the {kind} into {with_article(other)}",
+    ))  # fmt: skip
+
+
+def attributes(scene: Scene) -> Attributes:
+    """Everything that a scene shows, place by place."""
+    known = {f"{what} {t.place}": getattr(t, what) for t in scene.things for what in ("kind", "color")}
+    for what in ("background", "sky", "ground", "sun_side"):
+        if getattr(scene, what) is not None:
+            known[what.replace("_", " ")] = getattr(scene, what)
+    return known
+
+
+def score_edit(seen: Scene, before: Scene, after: Scene) -> tuple[dict[str, bool], dict[str, bool]]:
+    """Of an edit from `before` to `after`, given what the result shows: which changes were made, what was kept."""
+    old = attributes(before)
+    new = attributes(after)
+    now = attributes(seen)
+    made = {k: now.get(k) == new.get(k) for k in old.keys() | new.keys() if old.get(k) != new.get(k)}
+    kept = {k: now.get(k) == v for k, v in new.items() if old.get(k) == v}
+    kept |= dict.fromkeys(now.keys() - old.keys() - new.keys(), False)  # what came along unasked
+    return made, kept

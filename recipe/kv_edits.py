@@ -22,8 +22,8 @@ from kleinlite.sampling import euler, schedule
 from kleinlite.transformer import Transformer
 
 from .adapters import teach
-from .curriculum import GRID, edit_allowed
 from .edits import sample_edit
+from .scene_lessons import GRID, edit_allowed
 
 FILE = Path(__file__).parent / "weights" / "kv-edits.safetensors"
 RANK = 16

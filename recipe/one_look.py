@@ -24,7 +24,7 @@ from kleinlite.training import Batch
 from kleinlite.transformer import Transformer
 
 from .adapters import FOLDER, teach
-from .curriculum import GRID, sample_one
+from .scene_lessons import GRID, sample_one
 
 NAME = "one-look"
 FILE = FOLDER / f"{NAME}.safetensors"

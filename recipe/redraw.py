@@ -51,7 +51,7 @@ from kleinlite.text_encoder import TextEncoder, tokenize
 from kleinlite.training import Batch, encode_batch
 from kleinlite.transformer import Transformer
 
-from .curriculum import allowed_scenes, sample_one
+from .scene_lessons import allowed_scenes, sample_one
 
 FIRST = 50_000_000  # scenes from this seed on, in the first round
 APART = 10_000_000  # seeds between the first scenes of two rounds

@@ -32,8 +32,8 @@ from kleinlite.text_encoder import TextEncoder, tokenize
 from kleinlite.training import encode_batch
 from kleinlite.transformer import Transformer
 
-from .curriculum import allowed_scenes
 from .redraw import expected
+from .scene_lessons import allowed_scenes
 
 FIRST = 80_000_000  # scenes from this seed on, in the first round
 APART = 1_000_000  # seeds between the first scenes of two rounds

@@ -35,11 +35,13 @@ from kleinlite.trainer.run import Run, catch_interrupts, lock_folder, read_array
 from kleinlite.training import encode_batch, flow_loss, initialize, make_optimizer
 from kleinlite.transformer import Transformer, TransformerConfig
 
-from .curriculum import GRID, Curriculum, make_lessons
+from .curriculum import Curriculum
 from .evaluate import contact_sheet
 from .saving import save_transformer
+from .scene_lessons import GRID, make_lessons
+from .shapes import WORLD
 from .stages import load_average
-from .training import LAST, SAMPLES
+from .training import LAST
 
 GIVEN = ("vae", "text_encoder", "tokenizer", "scheduler")  # parts of nano that nobody has to train
 JUDGED_FROM = 40_000_000  # held-out scenes of these seeds are judged: others than nano's own tables use
@@ -116,7 +118,7 @@ class Speedrun:
         rows = read_arrays(path)[0]["latents"]
         tokens = self.given.text_encoder.cfg.max_length
         lessons = make_lessons(len(rows), 0, 0)
-        return Curriculum(lessons, rows, self.given.tokenizer, tokens, self.cfg.batch, turns=("pictures",))
+        return Curriculum(WORLD, lessons, rows, self.given.tokenizer, tokens, self.cfg.batch, turns=("pictures",))
 
     def set_rates(self) -> bool:
         """Let the learning rates follow the clock; False when what is left is for drawing and judging."""
@@ -184,8 +186,8 @@ class Speedrun:
     def draw_samples(self) -> None:
         """The sample prompts, side by side; and how long a picture takes."""
         start = self.clock()
-        pictures = draw_all(self.open_model(), list(SAMPLES), steps=self.cfg.steps, guidance=self.cfg.guidance)
-        self.log.drawing = (self.clock() - start) / len(SAMPLES)
+        pictures = draw_all(self.open_model(), list(WORLD.samples), steps=self.cfg.steps, guidance=self.cfg.guidance)
+        self.log.drawing = (self.clock() - start) / len(WORLD.samples)
         contact_sheet(pictures).save(self.folder / "samples.png")
 
     def report(self) -> str:

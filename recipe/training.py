@@ -14,7 +14,8 @@ They share each batch, so a step takes less time. The first process keeps the fo
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,15 @@ import mlx.optimizers as optim
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from kleinlite.autoencoder import Autoencoder, AutoencoderConfig
+from kleinlite.autoencoder import Autoencoder
 from kleinlite.cpu import setup
 from kleinlite.distillation import STUDENT_STEPS, distill_loss
 from kleinlite.errors import UserError
 from kleinlite.files import replace_file
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import load_tokenizer
-from kleinlite.nano.data import draw_scenes, encode_scenes
-from kleinlite.nano.evaluate import SIZE
 from kleinlite.sampling import noised, schedule
-from kleinlite.text_encoder import TextEncoder, TextEncoderConfig, next_token_logits, tokenize
+from kleinlite.text_encoder import TextEncoder, next_token_logits, tokenize
 from kleinlite.trainer.run import read_arrays, train_with_progress, write_arrays
 from kleinlite.training import (
     Batch,
@@ -47,13 +46,13 @@ from kleinlite.training import (
     shifted_times,
     velocity_loss,
 )
-from kleinlite.transformer import Transformer, TransformerConfig
+from kleinlite.transformer import Transformer
 
-from .curriculum import GRID, GUIDANCE, Curriculum, make_lessons
-from .data import autoencoder_batch, held_out_scenes, measure_latents, psnr, text_batch, train_tokenizer
+from .config import RecipeConfig
+from .curriculum import Curriculum
+from .data import autoencoder_batch, draw_scenes, encode_scenes, measure_latents, psnr, text_batch, train_tokenizer
 from .evaluate import contact_sheet
-from .redraw import APART as REDRAW_APART, FIRST as REDRAW_FROM, WIDER, Redrawn, draw_again, redraw_loss
-from .repair import APART as REPAIR_APART, FIRST as REPAIR_FROM, ROUNDS, Own, draw_lone_things
+from .redraw import redraw_loss
 from .saving import save_encoders, save_transformer
 from .stages import (
     MISSING,
@@ -65,26 +64,11 @@ from .stages import (
     lock_shared_folder,
     share,
 )
+from .world import GUIDANCE, World, find_world
 
-STEPS = {
-    "autoencoder": 5000, "text_encoder": 1000, "transformer": 16_000, "distill": 4500, "redraw": 600, "repair": 120
-}  # fmt: skip
-STAGES = (*STEPS, "export")
 HELD_OUT = 10_000_000  # the seed whose scenes measure the autoencoder, the step whose sentences the text encoder
 LAST = ("linear2", "proj", "img_mlp.2", "txt_mlp.2", "final_layer.linear", "adaLN_modulation.1", "lin")  # begin small
-READS = {  # what a stage needs from the ones before
-    "autoencoder": (), "text_encoder": (), "transformer": ("autoencoder", "text_encoder"),
-    "distill": ("autoencoder", "text_encoder", "transformer"),
-    "redraw": ("autoencoder", "text_encoder", "distill"),
-    "repair": ("autoencoder", "text_encoder", "redraw"),
-    "export": ("autoencoder", "text_encoder", "transformer", "repair"),
-}  # fmt: skip
 MOST_STEPS = 1_000_000
-SAMPLES = (
-    "a red circle above a blue square", "a yellow star", "a green triangle left of a pink heart",
-    "a yellow sun over a blue sea", "a red house under a yellow sun", "a green tree on white snow at night",
-    "a white boat on a blue sea at sunset", "a black diamond on a pink background",
-)  # fmt: skip
 
 
 def autoencoder_loss(model: Autoencoder, pixels: mx.array, key: mx.array) -> mx.array:
@@ -121,49 +105,38 @@ def text_encoder_loss(model: TextEncoder, ids: mx.array, mask: mx.array) -> mx.a
     return (loss * real).sum() / real.sum()
 
 
-@dataclass(frozen=True)
-class RecipeConfig:
-    """The networks, as the bundled model's configs have them, what they learn from, and for how long."""
-
-    autoencoder: AutoencoderConfig = AutoencoderConfig(
-        channels=(16, 32, 64, 96), decoder_channels=(64, 32, 64, 96), layers=1, groups=8
-    )
-    text_encoder: TextEncoderConfig = TextEncoderConfig(
-        2097, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, head_dim=32, out_layers=(1, 2, 3), max_length=32
-    )
-    transformer: TransformerConfig = TransformerConfig(
-        double_blocks=2, single_blocks=5, heads=4, axes=(16, 16, 16, 16), d_text=288, mlp_ratio=1.5
-    )
-    pictures: int = 22_000
-    edits: int = 8_000
-    families: int = 600
-    own_pictures: int = 3000  # that the student draws in each round of redraw and repair
-    batch: int = 32
-    every: int = 200  # steps between two looks
-    statistics: int = 512  # scenes whose latents are measured
-    steps: dict[str, int] = field(default_factory=lambda: dict(STEPS))
-
-
 class Recipe:
     """The stages, each reading what the ones before left in the folder."""
 
-    def __init__(self, folder: Path, cfg: RecipeConfig | None = None):
+    def __init__(self, folder: Path, world: World, cfg: RecipeConfig | None = None):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file: name a folder, new or from an earlier start, for the runs.")
         self.folder = folder
-        self.cfg = cfg or RecipeConfig()
+        self.world = world
+        self.cfg = cfg or world.config
+        self.grid = (world.size // 16, world.size // 16)
         self.parts: dict[str, Any] = {}  # finished ones, in memory
 
     def file(self, name: str) -> Path:
         """Where a stage keeps its run."""
         return self.folder / f"{name}.safetensors"
 
+    def reads(self, stage: str) -> tuple[str, ...]:
+        """What a stage needs from the ones before."""
+        if stage in ("autoencoder", "text_encoder"):
+            return ()
+        students = ["distill", *self.world.rounds]
+        before = {"transformer": (), "distill": ("transformer",), "export": ("transformer", students[-1])}
+        before |= {after: (name,) for name, after in pairwise(students)}
+        return ("autoencoder", "text_encoder", *before[stage])
+
     def check_inputs(self, stage: str) -> None:
         """Raises UserError if an earlier stage has not left what this one reads."""
-        missing = [i for i, name in enumerate(READS[stage]) if not self.file(name).exists()]
+        reads = self.reads(stage)
+        missing = [i for i, name in enumerate(reads) if not self.file(name).exists()]
         first = broadcast_from_rank_zero(mx.array(missing[0] if missing else -1)).item()
         if first >= 0:
-            raise UserError(MISSING.format(self.file(READS[stage][first])))
+            raise UserError(MISSING.format(self.file(reads[first])))
 
     def train(
         self, name: str, model: nn.Module, optimizer: optim.Optimizer, loss: Callable[..., mx.array],
@@ -194,7 +167,7 @@ class Recipe:
             if is_rank_zero() and not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with replace_file(path) as draft:
-                    train_tokenizer(self.cfg.text_encoder.vocab, reworded=True).save(str(draft))
+                    train_tokenizer(self.world, self.cfg.text_encoder.vocab, reworded=True).save(str(draft))
             copy_from_rank_zero(path)
             self.parts["tokenizer"] = load_tokenizer(self.folder)
         return self.parts["tokenizer"]
@@ -203,7 +176,7 @@ class Recipe:
         """The trained autoencoder, with the statistics of its latents."""
         if "autoencoder" not in self.parts:
             model = self.load("autoencoder", Autoencoder(self.cfg.autoencoder))
-            measure_latents(model, SIZE, self.cfg.statistics)
+            measure_latents(self.world, model, self.cfg.statistics)
             self.parts["autoencoder"] = model
         return self.parts["autoencoder"]
 
@@ -220,17 +193,18 @@ class Recipe:
     def curriculum(self) -> Curriculum:
         """The lessons of the transformer; their scenes are encoded once, and again when the autoencoder is newer."""
         cfg = self.cfg
-        lessons = make_lessons(cfg.pictures, cfg.edits, cfg.families)
+        lessons = self.world.lessons(cfg)
         path = self.file("latents")
         autoencoder = self.load_autoencoder()
         if is_rank_zero():
             current = path.exists() and path.stat().st_mtime >= self.file("autoencoder").stat().st_mtime
             if not current or len(read_arrays(path)[0]["latents"]) != len(lessons.scenes):
-                rows = encode_scenes(autoencoder, lessons.scenes, SIZE, lambda i: tqdm(i, desc="encoding scenes"))
+                rows = encode_scenes(self.world, autoencoder, lessons.scenes, lambda i: tqdm(i, desc="encoding scenes"))
                 write_arrays(path, {"latents": rows})
         copy_from_rank_zero(path)
         latents = read_arrays(path)[0]["latents"]
-        return Curriculum(lessons, latents, self.load_tokenizer(), cfg.text_encoder.max_length, share(cfg.batch))
+        tokens = cfg.text_encoder.max_length
+        return Curriculum(self.world, lessons, latents, self.load_tokenizer(), tokens, share(cfg.batch))
 
     # ------------------------------------------------------------ the stages
 
@@ -240,19 +214,19 @@ class Recipe:
         model = Autoencoder(cfg.autoencoder)
         initialize(model, mx.random.key(0), damp=("conv2", "proj_out"))
         optimizer = autoencoder_optimizer(cfg.steps["autoencoder"])
-        pixels = draw_scenes(held_out_scenes(HELD_OUT, 16), SIZE)
+        pixels = draw_scenes(self.world, self.world.held_out_scenes(HELD_OUT, 16))
 
         def report() -> str:
             averaged = load_average(self.file("autoencoder"), Autoencoder(cfg.autoencoder))
             return f"held-out PSNR {psnr(averaged.decode(averaged.encode(pixels)), pixels):.2f} dB"
 
         def batches(step: int) -> tuple[mx.array, ...]:
-            return autoencoder_batch(step, share(16), SIZE, SIZE // 2)
+            return autoencoder_batch(self.world, step, share(16), self.world.size // 2)
 
         self.train("autoencoder", model, optimizer, autoencoder_loss, batches, report, decay=0.995)
 
     def text_encoder(self) -> None:
-        """The sentences of the grammar and their rewordings, word by word."""
+        """The sentences of the world and their rewordings, word by word."""
         steps = self.cfg.steps["text_encoder"]
         tokens = self.cfg.text_encoder.max_length
         tokenizer = self.load_tokenizer()
@@ -262,13 +236,13 @@ class Recipe:
         shape = model.embed_tokens.weight.shape
         model.embed_tokens.weight = 0.5 * mx.random.normal(shape, key=mx.random.key(2))
         optimizer = optim.AdamW(learning_rate(2e-3, steps), betas=[0.9, 0.98], weight_decay=0.0, bias_correction=True)
-        held = text_batch(tokenizer, tokens, HELD_OUT, 64)
+        held = text_batch(self.world, tokenizer, tokens, HELD_OUT, 64)
 
         def report() -> str:
             return f"other scenes {text_encoder_loss(model, *held).item():.3f} nats per token"
 
         def batches(step: int) -> tuple[mx.array, ...]:
-            return text_batch(tokenizer, tokens, step, share(64))
+            return text_batch(self.world, tokenizer, tokens, step, share(64))
 
         self.train("text_encoder", model, optimizer, text_encoder_loss, batches, report, decay=0.995)
 
@@ -280,7 +254,7 @@ class Recipe:
 
         def loss(model: Transformer, clean: mx.array, references: mx.array, *rest: mx.array) -> mx.array:
             *words, key = rest
-            batch = encode_batch(model, text_encoder, GRID, clean, references, *words)
+            batch = encode_batch(model, text_encoder, self.grid, clean, references, *words)
             k_noise, k_time = mx.random.split(key)
             t = lesson_times(k_time, len(clean), edits=references.shape[1] > 0)
             eps = mx.random.normal(clean.shape, key=k_noise)
@@ -303,7 +277,7 @@ class Recipe:
 
         def loss(model: Transformer, *lesson: Any) -> mx.array:
             *arrays, key, guidance, segment = lesson
-            batch = encode_batch(teacher, text_encoder, GRID, *arrays)
+            batch = encode_batch(teacher, text_encoder, self.grid, *arrays)
             return distill_loss(model, teacher, batch, empty, guidance, segment, key)
 
         optimizer = flow_optimizer(self.cfg.steps["distill"], rate=0.3)
@@ -313,46 +287,24 @@ class Recipe:
 
         self.train("distill", student, optimizer, loss, self.curriculum().student_batch, report, decay=0.99)
 
-    def redraw(self) -> None:
-        """The student's own pictures, drawn again."""
-
-        def draw_pictures(number: int, student: Transformer) -> Redrawn:
-            return draw_again(
-                self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
-                self.load_tokenizer(), GRID, WIDER[number], REDRAW_FROM + REDRAW_APART * number, tqdm,
-            )  # fmt: skip
-
-        self.learn_in_rounds("redraw", "distill", len(WIDER), Redrawn, draw_pictures)
-
-    def repair(self) -> None:
-        """Lone things, mended by the student's own successes."""
-
-        def draw_pictures(number: int, student: Transformer) -> Own:
-            return draw_lone_things(
-                self.cfg.own_pictures, student, self.load_text_encoder(), self.load_autoencoder(),
-                self.load_tokenizer(), GRID, REPAIR_FROM + REPAIR_APART * number, tqdm,
-            )  # fmt: skip
-
-        self.learn_in_rounds("repair", "redraw", ROUNDS, Own, draw_pictures)
-
-    def learn_in_rounds(
-        self, stage: str, before: str, rounds: int, kind: type[Redrawn] | type[Own], draw_pictures: Callable[..., Any]
-    ) -> None:
+    def learn_in_rounds(self, stage: str) -> None:
         """Each round begins with what the one before has left, and draws its pictures before its first step."""
         self.load_text_encoder()  # all processes together, before the first draws alone
         self.load_autoencoder()
-        left = before
-        for number in range(rounds):
-            name = f"{stage}-{number + 1}" if number + 1 < rounds else stage
+        rounds = self.world.rounds[stage]
+        before = left = self.reads(stage)[-1]
+        for number in range(rounds.number):
+            name = f"{stage}-{number + 1}" if number + 1 < rounds.number else stage
             student = self.load(left, Transformer(self.cfg.transformer))
             path = self.file(f"{stage}-pictures-{number + 1}")
             if is_rank_zero() and not path.exists():
-                write_arrays(path, draw_pictures(number, student)._asdict())
+                parts = (student, self.load_text_encoder(), self.load_autoencoder(), self.load_tokenizer(), self.grid)
+                write_arrays(path, rounds.draw(number, self.cfg.own_pictures, *parts, progress=tqdm)._asdict())
             copy_from_rank_zero(path)
-            self.learn_from_own(name, before, student, kind(**read_arrays(path)[0]))
+            self.learn_from_own(name, before, student, rounds.kind(**read_arrays(path)[0]))
             left = name
 
-    def learn_from_own(self, name: str, before: str, student: Transformer, own: Redrawn | Own) -> None:
+    def learn_from_own(self, name: str, before: str, student: Transformer, own: Any) -> None:
         """One round. Every other step is of the curriculum, and answered as the stage `before` had left the student.
 
         So landscapes, edits and what is not there stay as they were ("learning without forgetting", Li and Hoiem 2016,
@@ -371,10 +323,10 @@ class Recipe:
         def loss(model: Transformer, kind: str, *lesson: Any) -> mx.array:
             if kind == "own":
                 x, target, ids, mask, segment = lesson
-                batch = encode_batch(model, text_encoder, GRID, target, target[:, :0], ids, mask)
+                batch = encode_batch(model, text_encoder, self.grid, target, target[:, :0], ids, mask)
                 return redraw_loss(model, x, batch, segment)
             *arrays, key, segment = lesson
-            batch = encode_batch(model, text_encoder, GRID, *arrays)
+            batch = encode_batch(model, text_encoder, self.grid, *arrays)
             return stay_loss(model, stays, batch, segment, key)
 
         optimizer = flow_optimizer(self.cfg.steps[name.partition("-")[0]], rate=0.15)
@@ -385,9 +337,9 @@ class Recipe:
         self.train(name, student, optimizer, loss, batches, report, decay=0.99)
 
     def export(self) -> None:
-        """Write `nano` (distilled) and inside it `base`, ready to be bundled."""
-        out = self.folder / "nano"
-        student = self.load("repair", Transformer(self.cfg.transformer))
+        """Write the model, distilled, under its world's name, and `base` inside it."""
+        out = self.folder / self.world.name
+        student = self.load(self.reads("export")[-1], Transformer(self.cfg.transformer))
         base = self.load("transformer", Transformer(self.cfg.transformer))
         self.save(out, student, distilled=True)
         if is_rank_zero():
@@ -399,7 +351,7 @@ class Recipe:
         text_encoder = self.load_text_encoder()
         autoencoder = self.load_autoencoder()
         if is_rank_zero():
-            save_encoders(folder, autoencoder, self.cfg.autoencoder, SIZE, text_encoder, tokenizer)
+            save_encoders(folder, autoencoder, self.cfg.autoencoder, self.world.size, text_encoder, tokenizer)
             save_transformer(folder, transformer, text_encoder.cfg, distilled)
 
     def draw_samples(self, name: str, distilled: bool) -> str:
@@ -410,7 +362,8 @@ class Recipe:
         preview = self.folder / "preview"
         self.save(preview, load_average(self.file(name), Transformer(self.cfg.transformer)), distilled)
         settings: Any = {} if distilled else {"steps": 8, "guidance": GUIDANCE}
-        pictures = Klein.from_pretrained(preview)(list(SAMPLES), seed=[0] * len(SAMPLES), progress=False, **settings)
+        samples = list(self.world.samples)
+        pictures = Klein.from_pretrained(preview)(samples, seed=[0] * len(samples), progress=False, **settings)
         contact_sheet(pictures).save(self.folder / f"{name}.png")
         return f"samples in {self.folder / name}.png"
 
@@ -438,27 +391,35 @@ def lesson_times(key: mx.array, b: int, edits: bool) -> mx.array:
     return mx.where(which < 0.4, 0.62 + 0.16 * u, mx.where(which < 0.75, high, 0.72 * u))
 
 
-def train(folder: Path, stage: str | None = None, steps: int | None = None, cfg: RecipeConfig | None = None) -> None:
+def train(
+    folder: Path, stage: str | None = None, steps: int | None = None, cfg: RecipeConfig | None = None,
+    world: str = "shapes",
+) -> None:  # fmt: skip
     """Train the whole recipe or one stage of it, into a folder.
+
+    world: a name or a Python file, see `find_world`.
 
     Raises UserError for a mistake; KeyboardInterrupt, once all is saved, after Ctrl-C.
     """
-    if steps is not None and (stage not in STEPS or not 1 <= steps <= MOST_STEPS):
+    found = find_world(world)
+    cfg = cfg or found.config
+    if stage not in (None, *cfg.steps, "export"):
+        raise UserError(f"There is no stage {stage!r} here: choose from {', '.join(cfg.steps)}, export.")
+    if steps is not None and (stage not in cfg.steps or not 1 <= steps <= MOST_STEPS):
         raise UserError(f"--steps is a number from 1 to {MOST_STEPS:,}, and goes with the --stage that it is for.")
-    cfg = cfg or RecipeConfig()
     if stage and steps:
         cfg = replace(cfg, steps={**cfg.steps, stage: steps})
     setup()  # before the first large array: a stage may encode scenes before its run begins
-    recipe = Recipe(folder, cfg)
-    stages = [stage] if stage else list(STAGES)
+    recipe = Recipe(folder, found, cfg)
+    stages = [stage] if stage else [*cfg.steps, "export"]
     recipe.check_inputs(stages[0])
     with lock_shared_folder(folder):
         try:
             for name in stages:
-                getattr(recipe, name)()
+                recipe.learn_in_rounds(name) if name in found.rounds else getattr(recipe, name)()
         except KeyboardInterrupt:
-            if is_rank_zero() and any(recipe.file(name).exists() for name in STEPS):
+            if is_rank_zero() and any(recipe.file(name).exists() for name in cfg.steps):
                 print(f"\nSaved in {folder}. The same command goes on from here.", file=sys.stderr)
             raise
     if is_rank_zero():
-        print(f"done: {folder / 'nano' if 'export' in stages else folder}")
+        print(f"done: {folder / found.name if 'export' in stages else folder}")

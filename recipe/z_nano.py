@@ -36,7 +36,9 @@ from kleinlite.training import encode_batch, flow_optimizer, initialize
 from kleinlite.transformer import sequential
 from kleinlite.z_image import PLAIN_TEMPLATE, ZImageTransformer, caption_ids, static_schedule
 
-from .curriculum import GRID, Curriculum, make_lessons
+from .curriculum import Curriculum
+from .scene_lessons import GRID, make_lessons
+from .shapes import WORLD
 from .stages import (
     RANK_OFFSET,
     SharedRun,
@@ -88,7 +90,7 @@ def keep_walks(
 
 def captions_of_the_curriculum(tokenizer: Tokenizer) -> Curriculum:
     """klein-nano's pictures, of which only the words are asked for: their scenes are not encoded."""
-    return Curriculum(make_lessons(PICTURES, 0, 0), mx.zeros((0,)), tokenizer, TOKENS, batch=32)
+    return Curriculum(WORLD, make_lessons(PICTURES, 0, 0), mx.zeros((0,)), tokenizer, TOKENS, batch=32)
 
 
 def caption(curriculum: Curriculum, seed: int) -> str:

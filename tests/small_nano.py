@@ -16,9 +16,11 @@ from kleinlite.nano.data import encode_scenes
 from kleinlite.text_encoder import TextEncoder, TextEncoderConfig
 from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
-from recipe.curriculum import Curriculum, make_lessons
+from recipe.config import STEPS, RecipeConfig
+from recipe.curriculum import Curriculum
 from recipe.data import train_tokenizer
-from recipe.training import STEPS, RecipeConfig
+from recipe.scene_lessons import make_lessons
+from recipe.shapes import WORLD
 
 GRID = (6, 6)
 CONFIG = AutoencoderConfig(channels=(8, 8, 16, 16), layers=1, groups=4)
@@ -27,13 +29,13 @@ CONFIG = AutoencoderConfig(channels=(8, 8, 16, 16), layers=1, groups=4)
 @pytest.fixture(name="world", scope="module")
 def small_world():
     """Tokenizer, autoencoder, text encoder, transformer and data, small and untrained."""
-    tokenizer = train_tokenizer()
+    tokenizer = train_tokenizer(WORLD)
     text = TextEncoderConfig(tokenizer.get_vocab_size(), 24, 40, 4, 4, 2, 8, out_layers=(1, 2, 3), max_length=32)
     parts = Autoencoder(CONFIG), TextEncoder(text), Transformer(TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72))
     for i, part in enumerate(parts):
         initialize(part, mx.random.key(i))
     lessons = make_lessons(16, 100, 6)
-    data = Curriculum(lessons, encode_scenes(parts[0], lessons.scenes, 96), tokenizer, 32, batch=8)
+    data = Curriculum(WORLD, lessons, encode_scenes(parts[0], lessons.scenes, 96), tokenizer, 32, batch=8)
     return tokenizer, *parts, data
 
 
@@ -43,6 +45,14 @@ SMALL = RecipeConfig(
     transformer=TransformerConfig(1, 1, 2, (4, 4, 4, 4), d_text=72), pictures=40, edits=200, families=4, batch=8,
     every=2, statistics=16, own_pictures=6, steps=dict.fromkeys(STEPS, 2),
 )  # fmt: skip
+
+
+@pytest.fixture
+def uncompiled():
+    """Compiling takes longer than all that is trained here."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
 
 
 def launch(folder, *command, processes=2):

@@ -17,8 +17,8 @@ from kleinlite.scenes import (
     held_out,
     sample,
 )
-from recipe.curriculum import sample_one, sample_row
 from recipe.edits import instruction, relatives, sample_edit
+from recipe.scene_lessons import sample_one, sample_row
 
 SEEDS = range(400)
 

@@ -13,6 +13,7 @@ from kleinlite.training import initialize
 from kleinlite.transformer import Transformer, TransformerConfig
 from recipe.data import train_tokenizer
 from recipe.saving import save_encoders, save_transformer
+from recipe.shapes import WORLD
 
 PROMPT = "a red circle"
 MADE = {"model": "nano", "prompt": PROMPT, "seed": 1, "steps": 4, "guidance": 1.0}
@@ -21,7 +22,7 @@ MADE |= {"negative_prompt": "", "width": 64, "height": 64, "references": 0}
 
 def save_tiny(folder: Path) -> Path:
     """A model of random weights in the released layout, distilled, and in `base` the same one undistilled."""
-    tokenizer, vae_cfg, cfg = train_tokenizer(), AutoencoderConfig.tiny(), TransformerConfig.tiny()
+    tokenizer, vae_cfg, cfg = train_tokenizer(WORLD), AutoencoderConfig.tiny(), TransformerConfig.tiny()
     text_cfg = replace(TextEncoderConfig.tiny(), vocab=tokenizer.get_vocab_size())
     parts = Autoencoder(vae_cfg), TextEncoder(text_cfg), Transformer(cfg)
     for i, part in enumerate(parts):

@@ -16,8 +16,7 @@ from kleinlite.nano.evaluate import (
 )
 from kleinlite.pipeline import to_images
 from kleinlite.scenes import Scene, Thing, captions, draw, sample, scene_held_out
-from recipe.edits import edit_held_out, held_out_edits
-from recipe.evaluate import score_edit
+from recipe.edits import edit_held_out, held_out_edits, score_edit
 
 SCENES = [sample(seed) for seed in range(30_000_000, 30_000_080)]
 

@@ -6,16 +6,16 @@ import pytest
 
 from kleinlite.nano.limits import DRAWS, HARMLESS, NOT_BEHIND, THING_WORDS, THINGS, WORDS, describe_limits, split_words
 from kleinlite.scenes import captions, sample
-from recipe.curriculum import sample_one, sample_row
-from recipe.edits import sample_edit
-from recipe.rewordings import no_op_instruction, reword
+from recipe.edits import no_op_instruction, sample_edit
+from recipe.scene_lessons import sample_one, sample_row
+from recipe.shapes import WORLD
 
 GRAMMAR = {text for seed in range(500) for text in (
     *captions(sample(seed)), *captions(sample_one(seed)), *captions(sample_row(seed)), sample_edit(seed)[1],
 )}  # fmt: skip
 RNG = random.Random(0)
 GRAMMAR |= {no_op_instruction(RNG, sample(seed)) for seed in range(300)}
-REWORDED = {reword(RNG, text) for text in sorted(GRAMMAR) for _ in range(3)}
+REWORDED = {WORLD.reword(RNG, text) for text in sorted(GRAMMAR) for _ in range(3)}
 
 
 def limits(prompt: str, width: int = 96, height: int = 96, model: str = "nano") -> str:

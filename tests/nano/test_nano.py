@@ -13,8 +13,7 @@ from kleinlite.pipeline import to_images, to_pixels
 from kleinlite.sampling import noise
 from kleinlite.scenes import draw
 from recipe.data import psnr
-from recipe.edits import held_out_edits
-from recipe.evaluate import score_edit
+from recipe.edits import held_out_edits, score_edit
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 THEIRS = mx.load(str(GOLDENS / "nano.safetensors"))

@@ -6,8 +6,11 @@ import mlx.core as mx
 from small_nano import small_world  # noqa: F401, a fixture
 
 from kleinlite.scenes import held_out, scene_held_out
-from recipe.curriculum import EDIT_GUIDANCE, GUIDANCE, SEGMENTS, TURNS, make_lessons
+from recipe.curriculum import SEGMENTS
 from recipe.edits import edit_held_out, instruction
+from recipe.scene_lessons import make_lessons
+from recipe.shapes import WORLD
+from recipe.world import EDIT_GUIDANCE, GUIDANCE
 
 
 def test_nothing_held_out_is_in_the_lessons():
@@ -31,7 +34,7 @@ def test_edit_pairs_are_two_edits_of_one_scene_one_for_each_thing():
 
 def test_a_batch_is_of_the_kind_that_its_step_says(world):
     data = world[-1]
-    for step, kind in enumerate(TURNS):
+    for step, kind in enumerate(WORLD.turns):
         clean, references, ids, mask, _ = data(step)
         assert references.shape[1] == {"pictures": 0, "two_reference_edits": 72}.get(kind, 36)
         assert len(ids) == len(clean)

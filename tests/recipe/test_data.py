@@ -8,6 +8,7 @@ from kleinlite.autoencoder import Autoencoder, patchify
 from kleinlite.nano.data import draw_samples
 from kleinlite.training import initialize
 from recipe.data import autoencoder_batch, measure_latents, psnr, text_batch
+from recipe.shapes import WORLD
 
 
 def test_a_batch_depends_on_its_step_alone(world):
@@ -15,14 +16,14 @@ def test_a_batch_depends_on_its_step_alone(world):
     for step in (0, 3, 23):
         for a, b in zip(data(step), data(step)):
             assert mx.array_equal(a, b)
-    assert mx.array_equal(autoencoder_batch(5, 2, 96, 32)[0], autoencoder_batch(5, 2, 96, 32)[0])
-    assert mx.array_equal(text_batch(tokenizer, 32, 4, 8)[0], text_batch(tokenizer, 32, 4, 8)[0])
+    assert mx.array_equal(autoencoder_batch(WORLD, 5, 2, 32)[0], autoencoder_batch(WORLD, 5, 2, 32)[0])
+    assert mx.array_equal(text_batch(WORLD, tokenizer, 32, 4, 8)[0], text_batch(WORLD, tokenizer, 32, 4, 8)[0])
 
 
 def test_measured_latents_are_normal(world):
     model = Autoencoder(CONFIG)
     initialize(model, mx.random.key(0))
-    measure_latents(model, 96, 32)
+    measure_latents(WORLD, model, 32)
     z = model.encode(draw_samples(range(32), 96))
     assert mx.abs(z.mean(axis=(0, 1, 2))).max().item() < 1e-2
     assert mx.abs(z.var(axis=(0, 1, 2)) - 1).max().item() < 2e-2

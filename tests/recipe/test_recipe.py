@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
-from small_nano import SMALL, launch
+from small_nano import SMALL, launch, uncompiled  # noqa: F401, a fixture
 
 from kleinlite.klein import Klein
 from kleinlite.scenes import shape_spots
@@ -23,7 +22,10 @@ from recipe.__main__ import main
         (["{}/new", "--stage", "transformer"], "autoencoder.safetensors is missing: train that stage first"),
         (["{}/cut", "--stage", "autoencoder"], "autoencoder.safetensors is damaged or cut short: delete it"),
         (["{}/new", "--stage", "export"], "autoencoder.safetensors is missing: train that stage first"),
-        (["{}", "--stage", "painting"], "invalid choice: 'painting'"),
+        (["{}/new", "--world", "birds"], "There is no world 'birds': say shapes or critters, or a file"),
+        (["{}/new", "--world", "{}/file"], "There is no world '"),
+        (["{}/new", "--world", "critters", "--stage", "repair"], "There is no stage 'repair' here"),
+        (["{}", "--stage", "painting"], "There is no stage 'painting' here: choose from autoencoder"),
         (["{}", "--steps", "5"], "--steps is a number from 1 to 1,000,000, and goes with the --stage"),
         (["{}", "--stage", "distill", "--steps", "9" * 30], "--steps is a number from 1 to 1,000,000"),
     ],
@@ -56,14 +58,6 @@ def kind_ruler(monkeypatch):
     monkeypatch.setattr(redraw, "accepted", lambda picture, scene, caption: (scene, shape_spots(scene)))
     monkeypatch.setattr(repair, "shows", lambda *_: next(right))
     monkeypatch.setattr(repair, "find_mates", lambda path, seen, cases, previews: dict.fromkeys(previews, 0))
-
-
-@pytest.fixture
-def uncompiled():
-    """Compiling takes longer than all that is trained here."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.mark.usefixtures("kind_ruler", "uncompiled")

@@ -5,8 +5,9 @@ import re
 
 from kleinlite.nano.synonyms import OPENINGS, SYNONYMS
 from kleinlite.scenes import captions, sample
-from recipe.curriculum import sample_one, sample_row
-from recipe.rewordings import WORDS, no_op_instruction, reword
+from recipe.edits import no_op_instruction
+from recipe.scene_lessons import sample_one, sample_row
+from recipe.shapes import WORLD
 
 SCENES = [sample(seed) for seed in range(300)]
 
@@ -34,9 +35,9 @@ def test_rewording_keeps_what_is_said():
     rng, changed = random.Random(0), 0
     for scene in SCENES[:150]:
         for caption in captions(scene):
-            said = reword(rng, caption)
+            said = WORLD.reword(rng, caption)
             changed += said != caption
-            assert len(said.split()) <= WORDS
+            assert len(said.split()) <= WORLD.most_words
             assert plain(said) == plain(caption)
     assert changed > 200
 
@@ -44,7 +45,7 @@ def test_rewording_keeps_what_is_said():
 def test_articles_suit_the_word_that_follows():
     rng = random.Random(1)
     for _ in range(400):
-        said = f" {reword(rng, 'an orange circle above a red square')} ".lower()
+        said = f" {WORLD.reword(rng, 'an orange circle above a red square')} ".lower()
         assert " a orange" not in said and " a amber" not in said and " an crimson" not in said
 
 

@@ -17,6 +17,7 @@ from kleinlite.trainer.run import Run, lock_folder
 from kleinlite.training import encode_batch, flow_loss, flow_optimizer, initialize
 from kleinlite.transformer import Transformer
 from recipe.data import autoencoder_batch
+from recipe.shapes import WORLD
 from recipe.stages import load_average
 from recipe.training import autoencoder_loss
 
@@ -67,7 +68,7 @@ def test_learning_moves_the_loss(tmp_path, world):
     model = Autoencoder(CONFIG)
     initialize(model, mx.random.key(0), damp=("conv2", "proj_out"))
     run = Run(tmp_path / "a.safetensors", model, optim.AdamW(3e-3))
-    losses = list(run.steps(25, autoencoder_loss, lambda step: autoencoder_batch(step, 2, 96, 32)))
+    losses = list(run.steps(25, autoencoder_loss, lambda step: autoencoder_batch(WORLD, step, 2, 32)))
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
