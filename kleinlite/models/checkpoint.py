@@ -308,9 +308,6 @@ class Checkpoint:
         """A part without its weights, and those that belong into it: matched when opened, and anew after that."""
         return self.opened.parts.pop(part, None) or match_part(part, self.configs, self.files[part])
 
-    def nbytes(self, part: str) -> int:
-        return self.files[part].nbytes
-
 
 def open_checkpoint(
     name: str | Path, *, dtype: mx.Dtype, quantize: int | str | None = None, parts: PartsArgument = None,
