@@ -28,20 +28,45 @@ def installed(chapter: str, names: dict[str, Any], holes: list[str] | None = Non
     names: the notebook's `globals()`, which may hold helpers of the reader's own. holes: only these, instead of all.
     """
     module = vars(importlib.import_module(f"kleinlite.{chapter}"))
-    helpers = {name: value for name, value in names.items() if name not in module}
+    scope = module | {name: value for name, value in names.items() if is_own(name, value, chapter, module)}
     before = {}
     try:
-        module.update(helpers)
         for hole in HOLES[chapter] if holes is None else holes:
             function = find_function(module, hole)
             before[function] = function.__code__
-            function.__code__ = find_function(names, hole).__code__
+            module[f"my {hole}"] = move(find_function(names, hole), scope)
+            function.__code__ = forward.__code__.replace(co_names=(f"my {hole}",))
         yield
     finally:
         for function, code in before.items():
             function.__code__ = code
-        for name in helpers:
+        for name in [name for name in module if name.startswith("my ")]:
             del module[name]
+
+
+def forward(*args: Any, **options: Any) -> Any:
+    """Its code takes the place of a book's function, which others have imported, and calls the reader's."""
+    return READER(*args, **options)  # type: ignore[name-defined]  # noqa: F821, the name is put in later
+
+
+def move(function: Any, scope: dict[str, Any]) -> Any:
+    """The reader's function, without decorators, where it sees the book's definitions and the reader's helpers."""
+    plain = inspect.unwrap(function)
+    if not isinstance(plain, FunctionType):
+        return plain
+    defaults = [scope.get(value.__name__, value) if callable(value) else value for value in plain.__defaults__ or ()]
+    moved = FunctionType(plain.__code__, scope, plain.__name__, tuple(defaults), plain.__closure__)
+    moved.__kwdefaults__ = plain.__kwdefaults__
+    return moved
+
+
+def is_own(name: str, value: Any, chapter: str, module: dict[str, Any]) -> bool:
+    """Whether the reader has written something: a name that is not in the book, or a helper with another body."""
+    theirs = module.get(name)
+    if isinstance(value, FunctionType) and isinstance(theirs, FunctionType) and name not in HOLES[chapter]:
+        codes = value.__code__, theirs.__code__
+        return len({(code.co_code, code.co_names) for code in codes}) == 2
+    return name not in module
 
 
 def check(hole: str, names: dict[str, Any]) -> None:
@@ -54,8 +79,12 @@ def check(hole: str, names: dict[str, Any]) -> None:
 
 def find_mistake(chapter: str, name: str, names: dict[str, Any]) -> str | None:
     """A sentence on what is wrong with the reader's function, or None."""
-    if not isinstance(find_function(names, name), FunctionType):
+    function = find_function(names, name)
+    if not callable(function):
         return "there is no such function yet: run the cell above first."
+    book = find_function(vars(importlib.import_module(f"kleinlite.{chapter}")), name)
+    if other := find_other_default(function, book):
+        return other
     right: Any = tree_flatten(try_out(chapter, name))
     try:
         with installed(chapter, names, [name]):
@@ -63,12 +92,23 @@ def find_mistake(chapter: str, name: str, names: dict[str, Any]) -> str | None:
             mx.eval([value for _, value in found if isinstance(value, mx.array)])
     except NotImplementedError:
         return "still empty. Write its body in the cell above, run that cell, then this one."
-    except Exception as error:  # whatever a reader's first try may raise
+    except (Exception, SystemExit) as error:  # whatever a reader's first try may raise
         lines = [frame for frame in inspect.trace() if frame.function == name.rpartition(".")[2]]
         text = (lines[-1].code_context or [""])[0].strip() if lines else ""
         at = f", at `{text}`" if text else ""
         return f"it stops{at}, with {type(error).__name__}: {error}"
     return find_difference(found, right)
+
+
+def find_other_default(mine: Any, book: FunctionType) -> str | None:
+    """A sentence on the first default that is not the book's, or None. More arguments are the reader's own affair."""
+    given = inspect.signature(mine).parameters
+    for name, parameter in inspect.signature(book).parameters.items():
+        right = parameter.default
+        if name in given and not callable(right) and given[name].default != right:
+            found = "none" if given[name].default is parameter.empty else shorten(given[name].default)
+            return f"the default of {name} is {found}, expected {shorten(right)}."
+    return None
 
 
 def find_difference(found: list[tuple[str, Any]], right: list[tuple[str, Any]]) -> str | None:

@@ -202,13 +202,18 @@ def exported(notebook: dict) -> list[str]:
     return [source for mark, source in marks if mark and own == (mark[1] is None)]
 
 
+def run_cells(cells: list[str]) -> dict:
+    """What a reader has who ran these."""
+    names: dict = {"__name__": "__main__"}
+    for source in cells:
+        exec(source, names)
+    return names
+
+
 @cache
 def names_of(module: str) -> dict:
     """What a reader has who ran every promoted cell."""
-    names: dict = {"__name__": "__main__"}
-    for source in exported(chapter_of(module)[1]):
-        exec(source, names)
-    return names
+    return run_cells(exported(chapter_of(module)[1]))
 
 
 def say(hole: str, names: dict) -> str:
@@ -245,9 +250,7 @@ def test_filled_with_the_real_bodies_all_are_green(module):
 def test_left_empty_all_are_red(module):
     """Every function still waits, by name, although the rest of its chapter does as well."""
     name, notebook = chapter_of(module)
-    names: dict = {"__name__": "__main__"}
-    for source in exported(workbook.make_workbook(notebook, name)):
-        exec(source, names)
+    names = run_cells(exported(workbook.make_workbook(notebook, name)))
     for hole in HOLES[module]:
         assert say(f"{module}.{hole}", names) == (
             f"✗ {hole}: still empty. Write its body in the cell above, run that cell, then this one."
@@ -256,6 +259,7 @@ def test_left_empty_all_are_red(module):
 
 @pytest.mark.parametrize("module", HOLES)
 def test_a_plausible_mistake_turns_its_own_light_red(module):
+    cells = exported(chapter_of(module)[1])
     for hole in HOLES[module]:
         right, wrong = MISTAKES[f"{module}.{hole}"]
         source = cell_with(module, hole)
@@ -263,8 +267,8 @@ def test_a_plausible_mistake_turns_its_own_light_red(module):
         start, end = workbook.body_lines(workbook.find_definition(workbook.ast.parse(source), hole))
         body = "\n".join(lines[start:end]) + "\n"
         assert right in body, f"{hole} has no {right!r}"
-        names = dict(names_of(module))
-        exec("\n".join(lines[:start]) + "\n" + body.replace(right, wrong) + "\n".join(lines[end:]), names)
+        mistaken = "\n".join(lines[:start]) + "\n" + body.replace(right, wrong) + "\n".join(lines[end:])
+        names = run_cells([mistaken if cell == source else cell for cell in cells])
         said = say(f"{module}.{hole}", names)
         assert said.startswith(f"✗ {hole}: ") and "\n" not in said, said
         for other in HOLES[module]:
@@ -283,6 +287,9 @@ def test_what_a_red_light_says():
         (noised.format("clean.astype(mx.float16)"), "noised", "the numbers are float16, expected float32."),
         (noised.format("clean + unknown"), "noised", "it stops, with NameError: name 'unknown' is not defined"),
         ("noised = 3", "noised", "there is no such function yet: run the cell above first."),
+        (noised.format("exit()"), "noised", "it stops, with SystemExit: None"),
+        ("def noise(seed, n, channels=64):\n    pass", "noise", "the default of channels is 64, expected 128."),
+        ("def noise(seed, n, channels):\n    pass", "noise", "the default of channels is none, expected 128."),
     ):
         exec(code, names)
         assert say(f"sampling.{hole}", names) == f"✗ {hole}: {sentence}"
@@ -306,6 +313,65 @@ def test_a_reader_may_have_helpers_and_the_book_runs_on_his_body():
         assert sampling.noise(7, 2).sum().item() == 0
     assert sampling.noise(7, 2).sum().item() != 0
     assert sampling.classifier_free_guidance.__code__ is before and not hasattr(sampling, "mix")
+
+
+EMPTY = "def shift_time(t, shift):\n    raise NotImplementedError\n\n"
+SCHEDULE = """def schedule(steps, n{}):
+    shift = math.exp(empirical_mu(n, steps))
+    return [shift_time(1 - i / steps, shift) for i in range(steps)] + [0.0]
+"""
+IN_OTHER_WORDS = {
+    "an argument more": SCHEDULE.format(", dtype=None"),
+    "cached": f"from functools import cache\n\n@cache\n{SCHEDULE.format('')}",
+    "decorated": f"""
+from functools import wraps
+
+def timed(f):
+    @wraps(f)
+    def g(*args, **options):
+        return f(*args, **options)
+    return g
+
+@timed
+{SCHEDULE.format("")}""",
+    "made by a function": """
+def make(one):
+    def schedule(steps, n):
+        shift = math.exp(empirical_mu(n, steps))
+        return [shift_time(one - i / steps, shift) for i in range(steps)] + [0.0]
+    return schedule
+
+schedule = make(1)
+""",
+}
+
+
+@pytest.mark.parametrize("words", IN_OTHER_WORDS)
+def test_a_right_body_in_other_words_is_green(words):
+    """Although another hole that it calls is empty."""
+    names = dict(names_of("sampling"))
+    exec(EMPTY + IN_OTHER_WORDS[words], names)
+    assert say("sampling.schedule", names) == "✓ schedule: right"
+
+
+HELPED = """
+def apply_rope(x):
+    return mx.fast.layer_norm(x, None, None, 1e-6)
+
+def split_heads(x, count, heads):
+    raise NotImplementedError
+
+def modulate(x, shift, scale):
+    return apply_rope(x) * (1 + scale) + shift
+"""
+
+
+def test_a_helper_may_have_a_name_of_the_books():
+    """The reader's body calls it, the book's functions call their own; other holes are the book's, empty or not."""
+    names = dict(names_of("transformer"))
+    exec(HELPED, names)
+    assert say("transformer.modulate", names) == "✓ modulate: right"
+    assert say("transformer.SingleBlock.__call__", names) == "✓ SingleBlock.__call__: right"
 
 
 @pytest.mark.parametrize("module", ["autoencoder", "transformer", "pipeline"])
