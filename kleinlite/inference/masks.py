@@ -8,18 +8,19 @@ import numbers
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from PIL import Image
 
 from ..errors import UserError
-from .picture_file import check_reference_size, to_rgb
+from .picture_file import check_reference_size, to_eight_bits, to_rgb
 
 __all__ = ["Change", "Extension", "plan_change", "count_skipped", "read_mask"]
 
 Extension = tuple[int, int, int, int]  # pixels to be added on the left, the top, the right and the bottom
 TOKEN = 16  # pixels on a side
+HALF = 128  # the level from which on a mask's pixel counts as white
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Change:
         if self.mask is None:
             return None
         width, height = self.mask.size
-        white = to_array(self.mask) >= 128
+        white = to_array(self.mask) >= HALF
         tokens = white.astype(mx.float32).reshape(height // TOKEN, TOKEN, width // TOKEN, TOKEN)
         middle = slice(TOKEN // 2 - 1, TOKEN // 2 + 1)
         return tokens[:, middle, :, middle].mean(axis=(1, 3)).reshape(1, -1, 1)
@@ -85,9 +86,10 @@ def plan_change(images: Sequence[Image.Image], options: Mapping[str, Any]) -> Ch
     extend = check_extension((0, 0, 0, 0) if extend is None else extend)
     picture = check_reference_size(to_rgb(images[0]))
     own = None if mask is None else read_mask(mask, picture.size)
-    if own and not any(extend) and not own.getbbox():
-        raise UserError("The mask is all black, so that nothing would be drawn: paint white what is to change.")
-    return place(picture, own, extend, float(strength))
+    change = place(picture, own, extend, float(strength))
+    if own:
+        check_drawn(own, change)
+    return change
 
 
 def place(picture: Image.Image, own: Image.Image | None, extend: Extension, strength: float) -> Change:
@@ -141,11 +143,22 @@ def read_mask(mask: Any, size: tuple[int, int]) -> Image.Image:
         raise UserError(f"mask must be a picture, not a {type(mask).__name__}: {hint}; {meaning}.")
     if mask.has_transparency_data and min(mask.convert("RGBA").getchannel("A").tobytes()) < 255:
         raise UserError(f"The mask is transparent in places: fill it with black and white ({meaning}).")
-    levels = to_rgb(mask, convert_colors=False).convert("L")
+    levels = to_eight_bits(mask, convert_colors=False).convert("L")
     if levels.size != size:
         sizes = "The mask is {}×{} and the picture {}×{}".format(*levels.size, *size)
         raise UserError(f"{sizes}: give a mask of the picture's size.")
     return levels
+
+
+def check_drawn(own: Image.Image, change: Change) -> None:
+    """Refuse a mask by which nothing would be drawn anew: one that is black, faint or too thin. Raises UserError."""
+    brightest = cast(tuple[int, int], own.getextrema())[1]
+    drawn = cast(mx.array, change.token_mask()).max().item()
+    if brightest < HALF and (brightest or not drawn):
+        faint = f"The brightest level of the mask is {brightest} of 255, and nothing below {HALF} is drawn anew"
+        raise UserError(f"{faint}: paint white what is to change.")
+    if not drawn:
+        raise UserError(f"The white of the mask is too thin to be drawn anew, in squares of {TOKEN} pixels: widen it.")
 
 
 def check_extension(extend: Any) -> Extension:

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any, cast
 
+import mlx.core as mx
 from PIL import Image, ImageOps, PngImagePlugin
 
 from ..errors import FileError, UserError
@@ -26,6 +27,7 @@ REMEMBERED: dict[str, Any] = {
     "mask": bool, "box": list, "extend": list, "strength": (int, float), "noise": bool,
 }  # fmt: skip
 
+DARKEST = 16  # of 255: below, either nothing is to be seen, or white is not 255
 MOST_PIXELS = 2**30 // 12  # 89 million, the number above which Pillow warns; it is 0.3 GB decoded
 BACKGROUND = (255, 255, 255)  # behind what is transparent
 # Pillow stops at 1 MB of text or color profile, which a workflow of ComfyUI's or a camera's may exceed.
@@ -81,15 +83,27 @@ def to_srgb(image: Image.Image) -> Image.Image:
     return result
 
 
-def to_rgb(image: Image.Image, convert_colors: bool = True) -> Image.Image:
-    """Any picture in 8-bit sRGB, upright: 16 bits and numbers from 0 to 1 are scaled, what is transparent is white.
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any picture in 8-bit sRGB, upright; what is transparent is white. A picture of one color comes as it is.
 
-    convert_colors: False for a mask, whose levels are no colors.
+    Raises UserError for what cannot be read, and where hardly a thing could be seen.
     """
+    rgb = to_eight_bits(image)
+    extrema = cast(list[tuple[int, int]], rgb.getextrema())
+    brightest = max(high for _, high in extrema)
+    if brightest < DARKEST and any(low < high for low, high in extrema):
+        raise UserError(f"The brightest level of the picture is {brightest} of 255: scale it, so that white is 255.")
+    return rgb
+
+
+def to_eight_bits(image: Image.Image, convert_colors: bool = True) -> Image.Image:
+    """The same, however dark. convert_colors: False for a mask, whose levels are no colors."""
     size = f"{image.width}×{image.height}"
     limit = MOST_PIXELS // 10**6
     if image.width * image.height > MOST_PIXELS:  # before it is decoded
         raise UserError(f"A picture of {size} is too large, at most {limit} million pixels can be read: shrink it.")
+    if 0 in image.size:
+        raise UserError(f"A picture of {size} is empty: it has no pixel.")
     try:
         image = ImageOps.exif_transpose(image)
         if convert_colors:
@@ -100,13 +114,28 @@ def to_rgb(image: Image.Image, convert_colors: bool = True) -> Image.Image:
         if image.mode != "F" and not image.mode.startswith("I"):
             return image.convert("RGB")
         levels = image.convert("F") if image.mode == "F" else image.convert("I").convert("F")
-        low, high = cast(tuple[float, float], levels.getextrema())  # one channel, one pair
+        numbers = mx.array(cast(Any, memoryview(levels.tobytes()).cast("f")))
     except Exception as error:  # a file that was opened and not read until now, or a mode that Pillow cannot convert
         raise UserError(f"The picture cannot be read ({error}): use a PNG, JPEG or WebP file.") from None
-    white = 65535 if image.mode != "F" or high > 255 else 255 if high > 1 else 1
-    if not 0 <= low <= high <= white:
-        raise UserError(f"A picture with levels from {low:g} to {high:g} has no known white: scale it to 0 … 255.")
+    low = cast(float, numbers.min().item())
+    high = cast(float, numbers.max().item())
+    white = find_white(low, high, whole=image.mode != "F")
     return levels.point(lambda level: level * (255 / white) + 0.5).convert("L").convert("RGB")
+
+
+def find_white(low: float, high: float, whole: bool) -> int:
+    """White by the lowest and the highest level of a picture of more than 8 bits, or of floating point: it cannot say.
+
+    Resizing leads floating point beyond black and white, by a quarter with LANCZOS; that is cut off.
+    Raises UserError where it may be anything: a camera's 10, 12 or 14 bits, 0 and 1 in whole numbers, -1 … 1, NaN.
+    """
+    beyond = 0 if whole else 1 / 3
+    whites = (255, 65535) if whole else (1, 255, 65535)
+    white = next((white for white in whites if high <= white * (1 + beyond)), 0)
+    darkest = 2**14 if white == 65535 else white * DARKEST / 255
+    if not white or not low >= -white * beyond or not (high >= darkest or low == high == 0):
+        raise UserError(f"A picture with levels from {low:g} to {high:g} has no known white: scale it to 0 … 255.")
+    return white
 
 
 def check_reference_size(image: Image.Image, least: int = 64) -> Image.Image:

@@ -34,6 +34,13 @@ def half_mask(size: tuple[int, int] = (96, 96), soft: int = 0) -> Image.Image:
     return mask.filter(ImageFilter.BoxBlur(soft)) if soft else mask
 
 
+def thin_mask() -> Image.Image:
+    """White between two squares of 16 pixels, of whose middles it covers none."""
+    mask = Image.new("L", (96, 96))
+    mask.paste(255, (0, 44, 96, 52))
+    return mask
+
+
 def open_stored(name: str) -> Image.Image:
     return Image.open(INPAINT / name)
 
@@ -156,7 +163,12 @@ def test_a_lower_strength_keeps_more():
 CLEAR = Image.new("RGBA", (96, 96), (255, 255, 255, 0))
 WRONG = {
     "size": ({"mask": half_mask((64, 64))}, "the mask is 64×64 and the picture 96×96"),
-    "black": ({"mask": Image.new("L", (96, 96))}, "all black"),
+    "black": ({"mask": Image.new("L", (96, 96))}, "of the mask is 0 of 255"),
+    "faint": ({"mask": Image.new("L", (96, 96), 127)}, "of the mask is 127 of 255, and nothing below 128"),
+    "faint, with more room": ({"mask": Image.new("L", (96, 96), 1), "extend": (16, 0, 0, 0)}, "mask is 1 of 255"),
+    "0 and 1": ({"mask": half_mask().convert("I").point(lambda level: level / 255)}, "no known white"),
+    "red": ({"mask": Image.new("RGB", (96, 96), "red")}, "of the mask is 76 of 255"),
+    "thin": ({"mask": thin_mask()}, "too thin"),
     "clear": ({"mask": CLEAR}, "transparent"),
     "no picture": ({"mask": "mask.png"}, "must be a picture"),
     "strength": ({"strength": 0}, "above 0"),
@@ -193,5 +205,6 @@ def test_a_picture_remembers_it():
 def test_modes_of_masks():
     grey = half_mask()
     palette, deep = grey.convert("P"), grey.convert("I;16").point(lambda level: level * 257)
-    for mask in (grey, grey.convert("1"), grey.convert("RGB"), grey.convert("RGBA"), palette, deep):
+    ones, wide = grey.convert("F").point(lambda level: level * (1.0001 / 255) + 0.0), grey.convert("I")
+    for mask in (grey, grey.convert("1"), grey.convert("RGB"), grey.convert("RGBA"), palette, deep, ones, wide):
         assert plan_change([source()], {"mask": mask}).mask.tobytes() == grey.tobytes(), mask.mode

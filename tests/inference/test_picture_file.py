@@ -53,16 +53,53 @@ def test_a_sixteen_bit_file_and_its_eight_bits(tmp_path):
     assert as_reference(Image.open(tmp_path / "deep.png")).tobytes() == as_reference(flat).tobytes()
 
 
+def picture_of(levels: list, mode: str = "F") -> Image.Image:
+    """A row of pixels with these levels."""
+    kind = {"F": "f", "I": "i", "I;16": "H"}[mode]
+    return Image.frombytes(mode, (len(levels), 1), array.array(kind, levels).tobytes())
+
+
 @pytest.mark.parametrize("white", [1, 255, 65535])
-def test_floating_point_is_scaled(white):
-    values = array.array("f", [0, white / 4, white / 2, white])
-    assert reds(to_rgb(Image.frombytes("F", (4, 1), values.tobytes()))) == [0, 64, 128, 255]
+@pytest.mark.parametrize("beyond", [0, 2e-7, 0.004, 0.25])  # rounding to float32, to bfloat16, LANCZOS
+def test_floating_point_is_scaled(white, beyond):
+    levels = [0, white / 4, white / 2, white, white * (1 + beyond), -white * beyond]
+    assert reds(to_rgb(picture_of(levels))) == [0, 64, 128, 255, 255, 0]
 
 
-def test_levels_without_a_white_are_refused():
-    for mode, values in (("I", array.array("i", [0, 70_000])), ("I", array.array("i", [-1, 5]))):
-        with pytest.raises(ValueError, match="no known white"):
-            to_rgb(Image.frombytes(mode, (2, 1), values.tobytes()))
+@pytest.mark.parametrize("mode", ["I", "I;16"])
+@pytest.mark.parametrize("brightest", [16, 128, 255])
+def test_eight_bits_in_a_wider_kind(mode, brightest):
+    assert reds(to_rgb(picture_of([0, 5, brightest], mode))) == [0, 5, brightest]
+
+
+def test_one_dark_color_is_that_color():
+    for image in (Image.new("RGB", (2, 1)), picture_of([0, 0]), picture_of([0, 0], "I")):
+        assert reds(to_rgb(image)) == [0, 0]
+    assert to_rgb(Image.new("RGB", (2, 1), (9, 0, 0))).getpixel((1, 0)) == (9, 0, 0)
+
+
+WITHOUT_WHITE = [  # levels, and the kinds in which they have no meaning
+    ([0, 70_000], "I"), ([-1, 200], "I"), ([0, 1], "I I;16"), ([0, 15], "I I;16"), ([0, 256], "I I;16"),
+    ([0, 341], "F"),
+    ([0, 1023], "I I;16 F"), ([4095, 4095], "I I;16 F"), ([0, 2**14 - 1], "I I;16 F"), ([-1, 1], "F"),
+    ([0, 2], "F"), ([0, 0.05], "F"), ([0, 1e5], "F"), ([0, float("nan"), 1], "F"), ([0, float("inf")], "F"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("levels, mode", [(levels, mode) for levels, kinds in WITHOUT_WHITE for mode in kinds.split()])
+def test_levels_without_a_white_are_refused(levels, mode):
+    with pytest.raises(ValueError, match="levels from .* has no known white"):
+        to_rgb(picture_of(levels, mode))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA"])
+def test_a_picture_of_eight_bits_in_which_nothing_is_seen_is_refused(mode):
+    image = Image.new("L", (4, 4), 15)
+    image.putpixel((0, 0), 0)
+    with pytest.raises(ValueError, match="brightest level of the picture is 15 of 255"):
+        to_rgb(image.convert(mode))
+    with pytest.raises(ValueError, match="0×4 is empty"):
+        to_rgb(Image.new(mode, (0, 4)))
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "RGBa", "P"])
