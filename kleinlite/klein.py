@@ -108,7 +108,7 @@ class Klein:
         quantize: bits per weight, 3, 4, 5, 6 or 8, or "mxfp4", "mxfp8" or "nvfp4"; as the files have them if not given.
         dtype: how the transformer and the text encoder compute, mx.float32 or "float32"; bfloat16 on a GPU, float32 on
         a CPU if not given, where weights in bfloat16 may still be multiplied as such (see `info.product`).
-        parts: the model that has a single file's other parts; or parts to replace, such as {"vae": "small-decoder"}.
+        parts: the model with a single file's other parts; or parts to replace, as in {"autoencoder": "small-decoder"}.
         keep_loaded: keep every part in memory once it is read.
         loras: adapter files, each with a scale if not 1: ["dog.safetensors", ("style.safetensors", 0.7)]; see `loras`.
         group: several machines that draw each picture together, all with the same calls: `mx.distributed.init()`.

@@ -680,8 +680,8 @@ def test_every_matrix_can_be_changed():
 
 def test_other_autoencoders_are_refused(tmp_path):
     with pytest.raises(UserError):
-        Klein.from_pretrained(MODEL, parts={"vae": str(HERE / "pipelines" / "z_image")})
+        Klein.from_pretrained(MODEL, parts={"autoencoder": str(HERE / "pipelines" / "z_image")})
     taesd = {"decoder.layers.0.weight": mx.ones((2, 2)), "encoder.layers.0.weight": mx.ones((2, 2))}
     mx.save_safetensors(str(tmp_path / "taesd.safetensors"), taesd)
     with pytest.raises(UserError, match="has not the tensors of FLUX 3"):
-        Klein.from_pretrained(MODEL, parts={"vae": str(tmp_path / "taesd.safetensors")})
+        Klein.from_pretrained(MODEL, parts={"autoencoder": str(tmp_path / "taesd.safetensors")})

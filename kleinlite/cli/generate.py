@@ -25,7 +25,7 @@ from ..inference.request import Options, Request, check_request
 from ..inference.serialized import run_serialized
 from ..klein import Klein
 from ..models.adapters import Adapter, open_adapter
-from ..models.checkpoint import ModelInfo
+from ..models.checkpoint import ModelInfo, name_parts
 from ..models.download import Access, find_cached_parts
 from ..models.facts import ModelFacts, find_facts, is_here
 from ..nano.limits import describe_adapter_limits, describe_limits
@@ -125,7 +125,7 @@ def read_wish(args: argparse.Namespace) -> Wish:
     if args.decoder is not None:
         if isinstance(parts, str):
             raise UserError(f"All parts are those of {parts!r}: --decoder cannot replace one of them.")
-        parts = {**parts, "vae": args.decoder}
+        parts = {**name_parts(parts), "autoencoder": args.decoder}
     loras = find_recorded_loras(like, args.like) if args.lora is None else args.lora
     width, height = args.size or (like.get("width"), like.get("height"))
     options: Options = {
@@ -159,15 +159,17 @@ def read_like(args: argparse.Namespace) -> dict[str, Any]:
         )
     if args.model not in (None, like["model"]):
         like = {name: value for name, value in like.items() if name not in ("steps", "guidance", "quantize", "parts")}
-    for name, typed, way_out in (
-        ("references", args.image, "name the pictures with --image"),
-        ("mask", args.mask, "name it with --mask"),
-        ("noise", None if args.seed is None else "typed", "name a --seed"),
+    for name, given, typed, way_out in (
+        ("references", "from pictures", args.image, "name them with --image"),
+        ("mask", "with a mask", args.mask, "name it with --mask"),
+        ("noise", "with noise of its own", None if args.seed is None else "typed", "name a --seed"),
     ):
         if like.get(name) and not typed:
-            raise UserError(f"{file} was drawn with {name} that was given, which it does not contain: {way_out}.")
-    parts = like.get("parts") or {}
-    kept = [parts] if isinstance(parts, str) else [parts[part] for part in parts if part != "vae" or not args.decoder]
+            raise UserError(f"{file} was drawn {given}, which it does not contain: {way_out}.")
+    parts: Any = like.get("parts") or {}
+    kept = [parts]
+    if isinstance(parts, dict):
+        kept = [place for part, place in name_parts(parts).items() if part != "autoencoder" or not args.decoder]
     for place in kept:
         here = is_here(place) or (isinstance(parts, str) and find_cached_parts(place) is not None)
         if args.parts is None and not here:

@@ -10,6 +10,7 @@ from ..cpu import give_back, speed_up
 from ..errors import UserError
 from ..models.checkpoint import Checkpoint
 from ..models.families import Configs
+from ..models.registry import PART_WORDS, PARTS
 from .cluster import Cluster
 from .loras import Loras, follow
 from .serialized import run_serialized
@@ -17,7 +18,8 @@ from .strips import use_strips
 
 __all__ = ["PartStore", "Parts"]
 
-PARTS = ("tokenizer", "text_encoder", "transformer", "autoencoder")
+
+WORDS = {"tokenizer": "tokenizer"} | PART_WORDS
 
 
 @dataclass(eq=False)
@@ -41,8 +43,6 @@ class PartStore:
         return self.checkpoint.files[name].is_large
 
     def load(self, name: str) -> Any:
-        if name not in PARTS:
-            raise UserError(f"There is no part {name!r}: a model has {', '.join(PARTS)}.")
         part = self.loaded.get(name)
         return run_serialized(self._read, name) if part is None else part
 
@@ -94,6 +94,13 @@ class PartStore:
         mx.clear_cache()  # MLX keeps freed memory for itself; this hands it back
 
 
+def find_part(name: str) -> str:
+    """Our word for a part; a folder's is taken too. Raises UserError."""
+    if name not in WORDS:
+        raise UserError(f"There is no part {name!r}: a model has tokenizer, {', '.join(PARTS)}.")
+    return WORDS[name]
+
+
 class Parts:
     """What is in memory, for those who build on it."""
 
@@ -115,8 +122,8 @@ class Parts:
 
     def load(self, name: str) -> Any:
         """A part, "transformer", "autoencoder", …: read if it is not in memory."""
-        return self._store.load(name)
+        return self._store.load(find_part(name))
 
     def release(self, name: str) -> None:
         """Take a part out of memory, unless somebody has asked for it as `klein.transformer` and the like."""
-        self._store.release(name)
+        self._store.release(find_part(name))

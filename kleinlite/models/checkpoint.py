@@ -37,7 +37,7 @@ from .formats import (
 from .other_programs import name_of_variant
 from .part_format import Field, Rules
 from .quantize_network import quantize as quantize_module
-from .registry import FOLDERS, PARTS, TAEF2_FILE, find_bundled, find_released
+from .registry import FOLDERS, PART_WORDS, PARTS, TAEF2_FILE, find_bundled, find_released
 
 SIZE = Field("sample_size", int, 16, 2**16)
 PartsArgument = str | Path | dict[str, str | Path] | None
@@ -56,58 +56,66 @@ def resolve_model(name: str, access: Access = ANYWHERE) -> Path:
     return path if path.exists() else fetch_model(name, access)
 
 
+def name_parts(parts: dict[str, Any]) -> dict[str, Any]:
+    """Parts to replace, by our words for them; a folder's word, vae, is taken too. Raises UserError."""
+    unknown = [clip(repr(word)) for word in parts if word not in PART_WORDS]
+    if unknown:
+        raise UserError(f"parts names {first_few(unknown, 2)}; a model's parts are {', '.join(PARTS)}.")
+    return {PART_WORDS[word]: place for word, place in parts.items()}
+
+
 def resolve_parts(
     name: str, parts: PartsArgument = None, access: Access = ANYWHERE
 ) -> tuple[ModelFolder, dict[str, Path]]:
     """The folder with the model's index and tokenizer, and where each part lies: a folder or a single file."""
-    replaced = parts if isinstance(parts, dict) else {}
-    unknown = [clip(repr(folder)) for folder in replaced if folder not in FOLDERS.values()]
-    if unknown:
-        raise UserError(f"parts names {first_few(unknown, 2)}; a model's parts are {', '.join(FOLDERS.values())}.")
-    lender = None if isinstance(parts, dict) else parts  # the model that has a single file's other parts
-    others = access._replace(revision=None)
-    own = {p: resolve_replacement(p, str(replaced[FOLDERS[p]]), others) for p in PARTS if FOLDERS[p] in replaced}
-    path = resolve_model(name, access)
-    inside: dict[str, str] = {}
-    folder = path
+    own: dict[str, Path] = {}
+    lender = None
+    if isinstance(parts, dict):
+        own = {part: resolve_replacement(part, str(place), access) for part, place in name_parts(parts).items()}
+    elif parts is not None:
+        lender = str(parts)
+    folder = path = resolve_model(name, access)
+    inside: dict[str, Path] = {}
     if path.is_file():
-        tensors = open_weights(path).tensors
-        check_supported(path, dict.fromkeys(own_names("transformer", tensors).values()))
-        inside = find_parts(tensors)
-        if inside and "transformer" not in inside:
-            what = " and ".join(inside).replace("_", " ")
-            raise UserError(f"{path} holds no transformer, but {what}: name the model's folder, or its transformer.")
-        if lender is not None:
-            folder = resolve_lender(str(lender), others)
-        elif find_index(path.parent).exists():
-            folder = path.parent
-        elif not Path(name).exists():  # a released single file: the registry knows where the rest is
-            folder = fetch_parts(name, access)
-        else:
-            wrong = f"{path} is a single file: say which model has its tokenizer and its other parts:"
-            others_too = "or another model's name or folder."
-            raise UserError(f'{wrong} parts="4b" {others_too}', shell=f"{wrong} --parts 4b {others_too}")
+        folder, inside = resolve_file(name, path, lender, access)
     elif lender is not None:
         wrong = f"{name} is a whole model; a name as parts is for a model that is one file. To replace a part, say"
-        raise UserError(f'{wrong} which: parts={{"vae": …}}.', shell=f"{wrong} which: --decoder NAME.")
+        raise UserError(f'{wrong} which: parts={{"autoencoder": …}}.', shell=f"{wrong} which: --decoder NAME.")
     model = open_folder(folder)
-    paths = {part: model.part(part) for part in PARTS}
-    if path.is_file():
-        paths |= {part: path for part in inside if part != "text_encoder"} | {"transformer": path}
-        if "text_encoder" in inside:
-            say_once(f"{path} holds a text encoder, too, which is not read: it is {folder}'s.")
-    return model, paths | own
+    return model, {part: model.part(part) for part in PARTS} | inside | own
 
 
-def resolve_lender(name: str, access: Access) -> Path:
-    """The folder of a model that lends its parts: of one that is not here all but the transformer is fetched."""
-    is_here = find_bundled(name) or Path(name).exists()
-    return resolve_model(name) if is_here else fetch_parts(name, access)
+def resolve_file(name: str, path: Path, lender: str | None, access: Access) -> tuple[Path, dict[str, Path]]:
+    """Of a single file the folder with its other parts, and which parts lie in the file itself. Raises UserError."""
+    tensors = open_weights(path).tensors
+    check_supported(path, dict.fromkeys(own_names("transformer", tensors).values()))
+    inside = find_parts(tensors)
+    if inside and "transformer" not in inside:
+        what = " and ".join(inside).replace("_", " ")
+        raise UserError(f"{path} holds no transformer, but {what}: name the model's folder, or its transformer.")
+    folder = find_lender(name, path, lender, access)
+    if inside.pop("text_encoder", None) is not None:
+        say_once(f"{path} holds a text encoder, too, which is not read: it is {folder}'s.")
+    return folder, dict.fromkeys([*inside, "transformer"], path)
+
+
+def find_lender(name: str, path: Path, lender: str | None, access: Access) -> Path:
+    """The folder with a single file's other parts; of one that is not here all but the transformer is fetched."""
+    if lender is not None:
+        is_here = find_bundled(lender) or Path(lender).exists()
+        return resolve_model(lender) if is_here else fetch_parts(lender, access._replace(revision=None))
+    if find_index(path.parent).exists():
+        return path.parent
+    if not Path(name).exists():  # a released single file: the registry knows where the rest is
+        return fetch_parts(name, access)
+    wrong = f"{path} is a single file: say which model has its tokenizer and its other parts:"
+    others_too = "or another model's name or folder."
+    raise UserError(f'{wrong} parts="4b" {others_too}', shell=f"{wrong} --parts 4b {others_too}")
 
 
 def resolve_replacement(part: str, place: str, access: Access = ANYWHERE) -> Path:
     """Where a part is taken from: that part of a model, or the part's own folder or file."""
-    path = resolve_model(place, access)
+    path = resolve_model(place, access._replace(revision=None))
     if find_index(path).exists():
         return open_folder(path).part(part)
     own = path / FOLDERS[part]
@@ -318,7 +326,7 @@ def open_checkpoint(
     name: a bundled or released model, a hub repository, a folder, or a single file with a transformer.
     dtype: in which to compute. quantize: 3, 4, 5, 6, 8, "mxfp4", "mxfp8" or "nvfp4"; quantizes what is loaded.
     parts: for a single file, the model that has the other parts; or a dictionary that replaces parts, as in
-    {"vae": "small-decoder"}.
+    {"autoencoder": "small-decoder"}.
     Raises UserError, FileError or HubError.
     """
     spec = find_quant_spec(quantize)
@@ -333,7 +341,9 @@ def open_checkpoint(
         raise UserError(f"The numbers in {name} grow beyond float16's: take mx.bfloat16 or mx.float32 as dtype.")
     file = paths["transformer"]
     info = read_model_info(str(name), folder, file.name if file.is_file() else name_of_variant(folder), configs)
-    places = {part: str(place) for part, place in parts.items()} if isinstance(parts, dict) else parts and str(parts)
+    places: Any = parts and str(parts)
+    if isinstance(parts, dict):
+        places = {part: str(place) for part, place in name_parts(parts).items()}
     chosen = {word: value for word, value in (("quantize", quantize), ("parts", places)) if value}
     matched = {part: match_part(part, configs, files[part]) for part in PARTS}  # every tensor has its place
     weights = [w for _, arrays in matched.values() for w in arrays.values()]

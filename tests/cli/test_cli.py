@@ -22,6 +22,7 @@ from waiting import HANGS
 from kleinlite import __version__, klein as klein_module, picture_info, save_picture
 from kleinlite.cli import parse_size
 from kleinlite.cli.generate import list_notes
+from kleinlite.inference.picture_file import remember
 from kleinlite.inference.prompts import PromptEncoder
 from kleinlite.models.adapters import find_adapter
 from kleinlite.models.download import Access, fetch_model
@@ -281,11 +282,15 @@ def test_like_takes_replaced_parts_again(tiny):
     weights = {name: w * 2 if name == "decoder.conv_out.weight" else w for name, w in mx.load(str(vae)).items()}
     mx.eval(weights)
     mx.save_safetensors(str(vae), weights)
-    drawn = klein_module.Klein.from_pretrained(tiny, parts={"vae": other})(PROMPT, seed=7, steps=1, progress=False)
-    assert picture_info(drawn)["parts"] == {"vae": "other"}
+    klein = klein_module.Klein.from_pretrained(tiny, parts={"autoencoder": other})
+    drawn = klein(PROMPT, seed=7, steps=1, progress=False)
+    assert picture_info(drawn)["parts"] == {"autoencoder": "other"}
     save_picture(drawn, "x.png")
-    assert run("generate", "--like", "x.png", "-o", "again.png") == 0
-    assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
+    remember(drawn, picture_info(drawn) | {"parts": {"vae": "other"}})  # as version 0.4 wrote it
+    save_picture(drawn, "old.png")
+    for picture in ("x.png", "old.png"):
+        assert run("generate", "--like", picture, "-o", "again.png") == 0
+        assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
     assert run("generate", "--like", "x.png", "--model", tiny / "base", "--steps", 1, "-o", "plain.png") == 0
     assert "parts" not in picture_info("plain.png")  # another model has its own
     shutil.rmtree("other")
@@ -310,7 +315,7 @@ def test_like_a_picture_from_noise_wants_a_seed(tiny, capsys):
     assert made["noise"] is True and "seed" not in made
     assert run("info", "x.png") == 0 and "noise" in capsys.readouterr().out
     assert run("generate", "--like", "x.png", "-o", "again.png") == 2
-    assert "with noise that was given, which it does not contain: name a --seed" in capsys.readouterr().err
+    assert "with noise of its own, which it does not contain: name a --seed" in capsys.readouterr().err
     assert run("generate", "--like", "x.png", "--seed", 8, "-o", "again.png") == 0
     assert picture_info("again.png")["seed"] == 8 and "noise" not in picture_info("again.png")
 
@@ -639,7 +644,9 @@ def test_watching_changes_no_picture(tmp_path, monkeypatch, capsys):
 def test_a_decoder_is_a_part(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run("generate", PROMPT, "--seed", 3, "--steps", 1, "--decoder", "nano-base", "-o", "a.png") == 0
-    assert picture_info("a.png")["parts"] == {"vae": "nano-base"}
+    assert picture_info("a.png")["parts"] == {"autoencoder": "nano-base"}
+    assert run("generate", "--like", "a.png", "--decoder", "nano", "-o", "b.png") == 0
+    assert picture_info("b.png")["parts"] == {"autoencoder": "nano"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

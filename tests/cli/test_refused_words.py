@@ -194,7 +194,7 @@ def test_a_picture_that_says_nonsense(said, tiny, refused):
 
 def test_like_with_what_no_longer_works(tiny, refused):
     for change, words in {
-        ("references", 2): "x.png references that was given --image",
+        ("references", 2): "x.png from pictures does not contain --image",
         ("width", 500): "width multiple of 16",
         ("steps", 0): "steps at least 1",
         ("guidance", 3.0): "distilled guidance",

@@ -196,10 +196,12 @@ def test_what_others_may_build_on():
     assert klein.parts.loaded == {}
     vae = klein.parts.load("autoencoder")
     assert klein.parts.loaded == {"autoencoder": vae} and klein.parts.load("autoencoder") is vae
-    klein.parts.release("autoencoder")
-    assert klein.parts.loaded == {}
-    with pytest.raises(ValueError, match="no part 'vae': a model has tokenizer, text_encoder, transformer, autoenc"):
-        klein.parts.load("vae")
+    assert klein.parts.load("vae") is vae, "the released folders' word is taken too"
+    klein.parts.release("vae")
+    assert klein.parts.loaded == {} and repr(klein.parts) == "Parts(loaded=[])"
+    for ask in (klein.parts.load, klein.parts.release):
+        with pytest.raises(ValueError, match="no part 'unet': a model has tokenizer, transformer, text_encoder, auto"):
+            ask("unet")
 
 
 @pytest.mark.parametrize("metal", [True, False])

@@ -369,7 +369,7 @@ def test_any_metadata_is_whole_or_refused(tmp_path_factory, said):
 def test_noise_stands_for_a_seed(tmp_path):
     said = {name: value for name, value in MADE.items() if name != "seed"}
     assert read_metadata(say(tmp_path / "x.png", json.dumps(said | {"noise": True})))["noise"] is True
-    for damaged in (said | {"noise": 1}, MADE | {"parts": {"vae": 5}}, MADE | {"parts": ["4b"]}):
+    for damaged in (said | {"noise": 1}, MADE | {"parts": {"autoencoder": 5}}, MADE | {"parts": ["4b"]}):
         with pytest.raises(ValueError, match="damaged"):
             read_metadata(say(tmp_path / "x.png", json.dumps(damaged)))
 

@@ -53,7 +53,7 @@ def test_wrong_arguments(klein, name, value):
     [
         {"quantize": "lots"}, {"quantize": 7},
         {"quantize": True}, {"dtype": "float33"}, {"dtype": mx.int8}, {"dtype": 5}, {"parts": 5},
-        {"parts": ["4b"]}, {"parts": {"vae": 5}}, {"parts": {"vae": None}},
+        {"parts": ["4b"]}, {"parts": {"autoencoder": 5}}, {"parts": {"autoencoder": None}},
         {"loras": "cross"}, {"loras": [5]},
         {"loras": [("cross", "1")]}, {"loras": [("cross", math.nan)]},
     ],

@@ -80,8 +80,10 @@ def test_bundled_models_in_any_case(name):
 
 
 def test_a_part_of_another_model():
-    found = open_tiny(TINY, parts={"vae": TINY / "vae"})
-    assert found.configs == open_tiny(TINY).configs and found.info.chosen == {"parts": {"vae": str(TINY / "vae")}}
+    for word in ("autoencoder", "vae"):  # ours, and that of the released folders
+        found = open_tiny(TINY, parts={word: TINY / "vae"})
+        assert found.configs == open_tiny(TINY).configs
+        assert found.info.chosen == {"parts": {"autoencoder": str(TINY / "vae")}}, "what a picture remembers"
 
 
 # ---------------------------------------------------------------- once

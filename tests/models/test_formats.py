@@ -238,7 +238,7 @@ def test_an_autoencoder_from_a_single_file(tmp_path):
     mx.save_safetensors(str(own_file), {k: mx.contiguous(w) for k, w in ours.items()})
     configs = []
     for file in (folder_file, own_file):
-        checkpoint = open_checkpoint("nano", dtype=mx.float32, parts={"vae": file})
+        checkpoint = open_checkpoint("nano", dtype=mx.float32, parts={"autoencoder": file})
         cfg, path = checkpoint.configs.autoencoder, checkpoint.files["autoencoder"].path
         assert path == file
         configs.append(cfg)
@@ -255,7 +255,9 @@ def test_an_autoencoder_from_a_single_file(tmp_path):
 
 
 def test_parts_that_make_no_sense(tmp_path):
-    with pytest.raises(ValueError, match="parts names 'unet'; a model's parts are transformer, text_encoder, vae"):
+    with pytest.raises(
+        ValueError, match="parts names 'unet'; a model's parts are transformer, text_encoder, autoencoder"
+    ):
         open_checkpoint("nano", dtype=mx.float32, parts={"unet": "nano"})
     with pytest.raises(ValueError, match="nano is a whole model.*say which"):
         open_checkpoint("nano", dtype=mx.float32, parts="nano-base")

@@ -314,14 +314,14 @@ def test_the_small_decoder_in_place_of_the_vae(layout, tmp_path):
     folder = write_model(tmp_path / "m", "4b", "4b", {})
     file = tmp_path / "full_encoder_small_decoder.safetensors"
     header_only(file, {k: ("F32" if s else "I64", s) for k, s in autoencoder_shapes("small decoder", layout).items()})
-    checkpoint = opened(folder, parts={"vae": file})
+    checkpoint = opened(folder, parts={"autoencoder": file})
     expected = configs.parse_config("autoencoder", AUTOENCODERS["small decoder"])
     assert checkpoint.configs.autoencoder == expected and checkpoint.info.size == 1024
     small = tmp_path / "small"  # its own folder, which has a config.json
     small.mkdir()
     shutil.copyfile(file, small / "diffusion_pytorch_model.safetensors")
     (small / "config.json").write_text(json.dumps(AUTOENCODERS["small decoder"]))
-    checkpoint = opened(folder, parts={"vae": small})
+    checkpoint = opened(folder, parts={"autoencoder": small})
     assert (checkpoint.configs.autoencoder, checkpoint.files["autoencoder"].path) == (expected, small)
 
 

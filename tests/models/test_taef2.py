@@ -101,7 +101,7 @@ LAYOUTS = {
 def open_klein(folder, layout):
     path = folder / f"{layout}.safetensors"
     mx.save_safetensors(str(path), {name: mx.array(w) for name, w in LAYOUTS[layout].items()})
-    return Klein.from_pretrained(parts={"vae": path})
+    return Klein.from_pretrained(parts={"autoencoder": path})
 
 
 def channels_last(x):
