@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 import mlx.core as mx
-import mlx.nn as nn
 from PIL import Image
 from tokenizers import Tokenizer
 
@@ -30,10 +29,8 @@ from .inference.picture_memory import MemoryPlan, compute_dtype
 from .inference.request import DEFAULTS, Options, Request, as_reference, check_request, name_options
 from .inference.serialized import run_serialized
 from .kv_cache import cached_velocity_field
-from .memory import count_parameters
 from .models.checkpoint import ModelInfo, open_checkpoint
 from .models.download import Access
-from .models.families import network_of
 from .models.families.taef2 import Taef2Config
 from .pipeline import encode_references, guided_field, masked_field, to_images, velocity_field
 from .sampling import Field, euler, noise, noised
@@ -228,17 +225,16 @@ class Klein:
         make: Callable[..., Field] = self.info.family.velocity_field or velocity_field
         if request.references and self.info.kv:
             make = cached_velocity_field
-        if attention_fn:
-            if make is not velocity_field:
-                raise UserError(f"{self.info.name} has an attention of its own here, and takes no attention_fn.")
-            make = partial(make, attention_fn=attention_fn)
+        more: dict[str, Any] = {"attention_fn": attention_fn} if attention_fn else {}
+        if attention_fn and make is not velocity_field:
+            raise UserError(f"{self.info.name} has an attention of its own here, and takes no attention_fn.")
         features = self._model.prompts.encode_batches(*prompts)
         if request.references:
-            latents = encode_references(self._model.parts.load("autoencoder"), request.references, len(request.prompts))
-            mx.eval(latents)
-            make = partial(make, references=latents)
+            autoencoder = self._model.parts.load("autoencoder")
+            more["references"] = encode_references(autoencoder, request.references, len(request.prompts))
+            mx.eval(more["references"])
         transformer = self._model.parts.load("transformer")
-        fields = [make(transformer, txt, request.grid) for txt in features]
+        fields = [make(transformer, txt, request.grid, **more) for txt in features]
         if group:
             return shared_guidance(fields[0], request.guidance_scale, group)
         velocity = guided_field(fields, request.guidance_scale)
@@ -276,18 +272,7 @@ class Klein:
 
     def _repr_html_(self) -> str:
         """A table of the parts, which a notebook shows for a model."""
-        configs = self._model.checkpoint.configs
-        rows = [(escape(self.info.name), "weights", "each", "memory", "loaded")]
-        for name, cfg, bits in (
-            ("text_encoder", configs.text_encoder, self._model.bits[1]),
-            ("transformer", configs.transformer, self._model.bits[0]),
-            ("autoencoder", configs.autoencoder, 32.0),
-        ):
-            network: type[nn.Module] = network_of(cfg)
-            count = count_parameters(network, cfg)
-            loaded = "yes" if name in self._model.parts.loaded else "no"
-            memory = f"{count * bits / 8e6:,.0f} MB"
-            rows.append((name.replace("_", " "), f"{count:,}", f"{bits:.3g} bits", memory, loaded))
+        rows = [(escape(self.info.name), "weights", "each", "memory", "loaded"), *self._model.summary()]
         return "<table>" + "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows) + "</table>"
 
     @property

@@ -12,7 +12,9 @@ import mlx.core as mx
 
 from ..cpu import bfloat16_name, idle_cores_only
 from ..errors import UserError
+from ..memory import count_parameters
 from ..models.checkpoint import Checkpoint
+from ..models.families import network_of
 from .cluster import Cluster
 from .fast_preview import fit_preview
 from .loras import Loras, lora_bytes, record_loras
@@ -46,6 +48,17 @@ class LoadedModel:
             self.info = replace(self.info, product=bfloat16_name())
         self.prompts = PromptEncoder(self.parts, self.info)
         self._preview_matrix: mx.array | None = None
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """A row for each part, for people: its name, its weights, bits each, memory, whether it is loaded."""
+        rows: list[tuple[str, ...]] = []
+        for part, bits in {"text_encoder": self.bits[1], "transformer": self.bits[0], "autoencoder": 32.0}.items():
+            cfg = getattr(self.checkpoint.configs, part)
+            count = count_parameters(network_of(cfg), cfg)
+            loaded = "yes" if part in self.parts.loaded else "no"
+            memory = f"{count * bits / 8e6:,.0f} MB"
+            rows.append((part.replace("_", " "), f"{count:,}", f"{bits:.3g} bits", memory, loaded))
+        return rows
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`run_serialized`; a small model leaves the cores to what else runs on them, and is quicker for it."""

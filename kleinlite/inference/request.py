@@ -126,57 +126,19 @@ def as_reference(image: Image.Image, least: int = 64) -> Image.Image:
 def check_request(info: ModelInfo, prompt: str | Sequence[str], options: Options | None = None) -> Request:
     """A call's options, checked, the model's defaults filled in, and its pictures as the model will read them.
 
-    A family may fill up a lone reference, and then the result is cut to a box, unless a width or a height is given.
     Raises UserError for what cannot work, each time with the way out.
     """
-    given: dict[str, Any] = {
-        **DEFAULTS,
-        **{name: value for name, value in (options or {}).items() if value is not None},
-    }
+    given: dict[str, Any] = {**DEFAULTS}
+    given |= {name: value for name, value in (options or {}).items() if value is not None}
     check_names(given)
     prompts = check_prompts(prompt)
-    negative_prompt = check_text(given["negative_prompt"], "negative_prompt")
-    images = check_images(given["images"])
-    if images and not info.family.edits:
-        raise UserError(
-            f"{info.name} draws from words and cannot edit pictures: leave the pictures out, or take a model of "
-            "FLUX.2 [klein], such as 4b."
-        )
-    change = plan_change(images, given)
-    if change:
-        images[0] = change.canvas
-    box = None
-    if info.family.prepare_lone_reference and len(images) == 1 and not change:
-        image, box = info.family.prepare_lone_reference(to_rgb(images[0]))
-        references = [image]
-    else:
-        references = [as_reference(image, 16 if change else 64) for image in images]  # diffusers' bounds
-    if info.only_size:
-        first = 1 if change else 0
-        references = [*references[:first], *(shrink(image, info.only_size) for image in references[first:])]
-    default = change.size if change else references[0].size if references else (info.size, info.size)
-    width = given.get("width", default[0])
-    height = given.get("height", default[1])
-    if not change:
-        width = check_side(width, "width")
-        height = check_side(height, "height")
-    elif (width, height) == change.size:
-        width, height = change.canvas.size
-    else:
-        size = "{}×{}".format(*change.size)
-        raise UserError(f"With mask, strength or extend the picture says the size, {size}: leave width and height out.")
-    steps = check_integer(given.get("steps", info.steps), "steps", "such as 4")
-    if not 1 <= steps <= 1000:
-        raise UserError(f"steps counts the model's looks at the picture: at least 1 and at most 1000, not {steps}.")
-    guidance = check_guidance(given.get("guidance"), info)
-    none = info.family.no_guidance
-    if negative_prompt and guidance == none:
-        use = "a guidance above 0" if none == 0 else "a base model and a guidance above 1"
-        raise UserError(f"A negative prompt only acts through guidance: use {use}.")
+    references, box, change = check_pictures(info, given)
+    width, height = choose_size(info, given, references, change)
+    steps, guidance, negative_prompt = choose_numbers(info, given)
     seeds = check_seeds(given.get("seed"), len(prompts))
-    start = given.get("noise")
-    if start is not None:
-        start = check_noise(start, (len(prompts), width * height // 256, info.d_latent))
+    noise = given.get("noise")
+    if noise is not None:
+        noise = check_noise(noise, (len(prompts), width * height // 256, info.d_latent))
     return Request(
         model=info.name,
         prompts=prompts,
@@ -186,13 +148,65 @@ def check_request(info: ModelInfo, prompt: str | Sequence[str], options: Options
         height=height,
         steps=steps,
         guidance=guidance,
-        guidance_scale=guidance + 1 - none,
+        guidance_scale=guidance + 1 - info.family.no_guidance,
         negative_prompt=negative_prompt,
         seeds=seeds,
-        noise=start,
-        box=None if {"width", "height"} & given.keys() else box,
+        noise=noise,
+        box=box,
         change=change,
     )
+
+
+def check_pictures(info: ModelInfo, given: dict[str, Any]) -> tuple[list[Image.Image], Box | None, Change | None]:
+    """The pictures as the model will read them, the box to which the result is cut, and the change of the first.
+
+    A family may fill up a lone picture, and then the result is cut to a box, unless a width or a height is given.
+    """
+    images = check_images(given["images"])
+    if images and not info.family.edits:
+        raise UserError(
+            f"{info.name} draws from words and cannot edit pictures: leave the pictures out, or take a model of "
+            "FLUX.2 [klein], such as 4b."
+        )
+    change = plan_change(images, given)
+    if change:
+        images[0] = change.canvas
+    elif info.family.prepare_lone_reference and len(images) == 1:
+        image, box = info.family.prepare_lone_reference(to_rgb(images[0]))
+        return [image], None if {"width", "height"} & given.keys() else box, None
+    references = [as_reference(image, 16 if change else 64) for image in images]  # diffusers' bounds
+    if info.only_size:
+        first = 1 if change else 0
+        references[first:] = [shrink(image, info.only_size) for image in references[first:]]
+    return references, None, change
+
+
+def choose_size(
+    info: ModelInfo, given: dict[str, Any], references: list[Image.Image], change: Change | None
+) -> tuple[int, int]:
+    """Width and height: of the picture to change, else as given, of the first reference, or the model's own."""
+    if change:
+        if (given.get("width", change.size[0]), given.get("height", change.size[1])) != change.size:
+            size = "{}×{}".format(*change.size)
+            said = f"With mask, strength or extend the picture says the size, {size}"
+            raise UserError(f"{said}: leave width and height out.")
+        return change.canvas.size
+    default = references[0].size if references else (info.size, info.size)
+    return check_side(given.get("width", default[0]), "width"), check_side(given.get("height", default[1]), "height")
+
+
+def choose_numbers(info: ModelInfo, given: dict[str, Any]) -> tuple[int, float, str]:
+    """Steps, guidance, and the negative prompt, which acts through it."""
+    steps = check_integer(given.get("steps", info.steps), "steps", "such as 4")
+    if not 1 <= steps <= 1000:
+        raise UserError(f"steps counts the model's looks at the picture: at least 1 and at most 1000, not {steps}.")
+    guidance = check_guidance(given.get("guidance"), info)
+    negative_prompt = check_text(given["negative_prompt"], "negative_prompt")
+    none = info.family.no_guidance
+    if negative_prompt and guidance == none:
+        use = "a guidance above 0" if none == 0 else "a base model and a guidance above 1"
+        raise UserError(f"A negative prompt only acts through guidance: use {use}.")
+    return steps, guidance, negative_prompt
 
 
 def check_names(options: dict[str, Any]) -> None:
@@ -274,7 +288,8 @@ def check_seeds(seed: Any, count: int) -> list[int]:
         seed = random.randrange(2**31)
     if isinstance(seed, (list, tuple, range)):
         if len(seed) != count:
-            raise UserError(f"{len(seed)} seeds given, {count} needed: give one for each picture, or a single one.")
+            ways_out = f"say [prompt] * {len(seed)}" if count == 1 < len(seed) else "give one for each picture"
+            raise UserError(f"{len(seed)} seeds given, {count} needed: {ways_out}, or a single seed.")
         seeds = [check_integer(number, "A seed", "such as 7") for number in seed]
     else:
         first = check_integer(seed, "seed", "or a list of them")

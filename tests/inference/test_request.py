@@ -83,6 +83,7 @@ def test_the_sentence_names_the_way_out():
         ("guidance", 0): "not 0: try 4",
         ("guidance", math.nan): "not nan: try 4",
         ("seed", 1.5): "whole number or a list of them, not 1.5",
+        ("seed", [1, 2, 3]): r"3 seeds given, 1 needed: say \[prompt\] \* 3, or a single seed",
         ("noise", mx.zeros((1, 4, 127))): r"\(1, 36, 128\) \(pictures, tokens, channels\), not \(1, 4, 127\)",
     }.items():
         with pytest.raises(ValueError, match=words):
