@@ -11,14 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import (
-        FileError as FileError,
-        HubError as HubError,
-        MemoryLimitError as MemoryLimitError,
-        UserError as UserError,
-    )
-    from .inference.picture_file import picture_info as picture_info, save_picture as save_picture
-    from .klein import Klein as Klein
+    from .errors import FileError, HubError, MemoryLimitError, UserError
+    from .inference.picture_file import picture_info, save_picture
+    from .klein import Klein
 
 __all__ = ["FileError", "HubError", "Klein", "MemoryLimitError", "UserError", "picture_info", "save_picture"]
 __version__ = "0.4.0"

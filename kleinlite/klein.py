@@ -6,13 +6,15 @@ It loads parts and frees them, checks what is asked for, and lets a caller look 
 b pictures · n picture tokens
 """
 
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, Never, NoReturn, Unpack, overload
 
 import mlx.core as mx
 from PIL import Image
@@ -26,7 +28,7 @@ from .inference.loras import Loras, add_loras
 from .inference.parts import Parts
 from .inference.picture_file import remember
 from .inference.picture_memory import MemoryPlan, compute_dtype
-from .inference.request import DEFAULTS, Options, Request, as_reference, check_request, name_options
+from .inference.request import OPENING, Options, Request, as_reference, check_names, check_request, name_options
 from .inference.serialized import run_serialized
 from .kv_cache import cached_velocity_field
 from .models.checkpoint import ModelInfo, open_checkpoint
@@ -70,7 +72,8 @@ def progress_bar(steps: int, show: bool) -> Iterator[int]:
     if not show:
         yield from range(steps)
         return
-    from tqdm.auto import tqdm  # slow to import
+    with warnings.catch_warnings(action="ignore"):  # a notebook without ipywidgets gets plain bars
+        from tqdm.auto import tqdm  # slow to import
 
     bar = tqdm(range(steps), "loading, reading the prompt", leave=False)
     for number in bar:
@@ -88,9 +91,14 @@ class Klein:
     """
 
     def __init__(self, model: LoadedModel | None = None):
-        if model is None:
-            raise UserError("Klein() has no model: say Klein.from_pretrained().")
+        if not isinstance(model, LoadedModel):
+            name = "" if model is None else repr(model)
+            raise UserError(f"Klein({name}) has no model: say Klein.from_pretrained({name}).")
         self._model = model
+
+    def __reduce__(self) -> NoReturn:
+        way_out = f"where you want another, say Klein.from_pretrained({self.info.name!r})"
+        raise UserError(f"A Klein holds a model in this process's memory, and is not copied or pickled: {way_out}.")
 
     @classmethod
     def from_pretrained(
@@ -98,7 +106,7 @@ class Klein:
         parts: str | Path | dict[str, str | Path] | None = None, keep_loaded: bool = False,
         loras: Sequence[str | Path | tuple[str | Path, float]] = (), group: mx.distributed.Group | None = None,
         revision: str | None = None, token: str | bool | None = None, cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
+        local_files_only: bool = False, **unknown: Never,
     ) -> "Klein":  # fmt: skip
         """A bundled model ("nano", "nano-base"), a released one ("4b", …), a hub repository, or a local folder or file.
 
@@ -112,6 +120,7 @@ class Klein:
         revision, token, cache_dir, local_files_only: as in huggingface_hub, for what is fetched from there.
         Raises UserError, FileError or HubError with the way out.
         """
+        check_names(unknown, [*inspect.signature(cls.from_pretrained).parameters][:-1], OPENING, "from_pretrained")
         kind = getattr(mx, dtype, None) if isinstance(dtype, str) else dtype
         if dtype is not None and not (isinstance(kind, mx.Dtype) and mx.issubdtype(kind, mx.floating)):
             raise UserError(f"dtype must be mx.float32, mx.bfloat16 or mx.float16, not {dtype!r}.")
@@ -188,7 +197,7 @@ class Klein:
         """The steps under a progress bar; other threads may have their turn between two of them."""
         steps = self._steps(request, attention_fn)
         try:
-            for _ in progress_bar(request.steps - request.skipped_steps, options.get("progress", DEFAULTS["progress"])):
+            for _ in progress_bar(request.steps - request.skipped_steps, options.get("progress", True)):
                 yield self._model.run(next, steps)
         finally:
             steps.close()  # or it would hold on to the transformer

@@ -10,7 +10,7 @@ from ..cpu import give_back, speed_up
 from ..errors import UserError
 from ..models.checkpoint import Checkpoint
 from ..models.families import Configs
-from ..models.registry import PART_WORDS, PARTS
+from ..models.registry import PART_WORDS
 from .cluster import Cluster
 from .loras import Loras, follow
 from .serialized import run_serialized
@@ -19,7 +19,7 @@ from .strips import use_strips
 __all__ = ["PartStore", "Parts"]
 
 
-WORDS = {"tokenizer": "tokenizer"} | PART_WORDS
+WORDS = {"tokenizer": "tokenizer"} | PART_WORDS  # what a user may call a part → our word
 
 
 @dataclass(eq=False)
@@ -94,21 +94,11 @@ class PartStore:
         mx.clear_cache()  # MLX keeps freed memory for itself; this hands it back
 
 
-def find_part(name: str) -> str:
-    """Our word for a part; a folder's is taken too. Raises UserError."""
-    if name not in WORDS:
-        raise UserError(f"There is no part {name!r}: a model has tokenizer, {', '.join(PARTS)}.")
-    return WORDS[name]
-
-
 class Parts:
     """What is in memory, for those who build on it."""
 
     def __init__(self, store: PartStore):
         self._store = store
-
-    def __repr__(self) -> str:
-        return f"Parts(loaded={[*self.loaded]})"
 
     @property
     def configs(self) -> Configs:
@@ -122,8 +112,10 @@ class Parts:
 
     def load(self, name: str) -> Any:
         """A part, "transformer", "autoencoder", …: read if it is not in memory."""
-        return self._store.load(find_part(name))
+        if name not in WORDS:
+            raise UserError(f"There is no part {name!r}: a model has {', '.join(dict.fromkeys(WORDS.values()))}.")
+        return self._store.load(WORDS[name])
 
     def release(self, name: str) -> None:
         """Take a part out of memory, unless somebody has asked for it as `klein.transformer` and the like."""
-        self._store.release(find_part(name))
+        self._store.release(WORDS.get(name, name))

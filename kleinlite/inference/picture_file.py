@@ -37,8 +37,9 @@ PngImagePlugin.MAX_TEXT_MEMORY = 2**29
 
 def open_picture(path: str | Path) -> Image.Image:
     """A picture from a file, turned upright as its camera says. Raises UserError or FileError."""
-    if not Path(path).is_file():
-        what = "is a folder" if Path(path).is_dir() else "does not exist"
+    path = Path(path).expanduser()
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{path} {what}: name a picture's file.")
     try:
         with warnings.catch_warnings():
@@ -188,7 +189,10 @@ def write_chunk(picture: Image.Image) -> PngImagePlugin.PngInfo:
 
 def save_picture(picture: Image.Image, path: str | Path) -> None:
     """Write a PNG that remembers what made it, in one move. Raises UserError for a name of another format."""
-    check_png_name(Path(path))
+    if not isinstance(picture, Image.Image):
+        raise UserError(f"save_picture writes one picture, not a {type(picture).__name__}: save each by itself.")
+    path = Path(path).expanduser()
+    check_png_name(path)
     with replace_file(path) as draft:
         picture.save(draft, pnginfo=write_chunk(picture))
 

@@ -8,7 +8,7 @@ import inspect
 import numbers
 import operator
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -44,6 +44,10 @@ FROM_DIFFUSERS = {  # what diffusers calls our options
     "prompt_embeds": "the prompt itself, whose features are remembered",
     "sigmas": "steps, or step through kleinlite.sampling.euler with levels of your own",
 }
+OPENING = {  # what others call the options of from_pretrained
+    "torch_dtype": "dtype", "quantization_config": "quantize", "vae": 'parts={"autoencoder": …}',
+    "device": "nothing, since MLX takes the GPU that there is, or mx.set_default_device(mx.cpu) before it",
+}  # fmt: skip
 
 
 class Options(TypedDict, total=False):
@@ -130,7 +134,7 @@ def check_request(info: ModelInfo, prompt: str | Sequence[str], options: Options
     """
     given: dict[str, Any] = {**DEFAULTS}
     given |= {name: value for name, value in (options or {}).items() if value is not None}
-    check_names(given)
+    check_names(given, Options.__annotations__, FROM_DIFFUSERS, "A call")
     prompts = check_prompts(prompt)
     references, box, change = check_pictures(info, given)
     width, height = choose_size(info, given, references, change)
@@ -140,21 +144,10 @@ def check_request(info: ModelInfo, prompt: str | Sequence[str], options: Options
     if noise is not None:
         noise = check_noise(noise, (len(prompts), width * height // 256, info.d_latent))
     return Request(
-        model=info.name,
-        prompts=prompts,
-        batched=not isinstance(prompt, str),
-        references=references,
-        width=width,
-        height=height,
-        steps=steps,
-        guidance=guidance,
-        guidance_scale=guidance + 1 - info.family.no_guidance,
-        negative_prompt=negative_prompt,
-        seeds=seeds,
-        noise=noise,
-        box=box,
-        change=change,
-    )
+        model=info.name, prompts=prompts, batched=not isinstance(prompt, str), references=references, width=width,
+        height=height, steps=steps, guidance=guidance, guidance_scale=guidance + 1 - info.family.no_guidance,
+        negative_prompt=negative_prompt, seeds=seeds, noise=noise, box=box, change=change,
+    )  # fmt: skip
 
 
 def check_pictures(info: ModelInfo, given: dict[str, Any]) -> tuple[list[Image.Image], Box | None, Change | None]:
@@ -209,13 +202,12 @@ def choose_numbers(info: ModelInfo, given: dict[str, Any]) -> tuple[int, float, 
     return steps, guidance, negative_prompt
 
 
-def check_names(options: dict[str, Any]) -> None:
-    """Raises TypeError for an option that there is not, as Python does, and names ours for those of diffusers."""
-    unknown = next((name for name in options if name not in Options.__annotations__), None)
-    if unknown is None:
-        return
-    hint = f": say {FROM_DIFFUSERS[unknown]}" if unknown in FROM_DIFFUSERS else ""
-    raise TypeError(f"A call has no option {unknown!r}{hint}. There are {', '.join(Options.__annotations__)}.")
+def check_names(given: Iterable[str], known: Iterable[str], hints: dict[str, str], where: str) -> None:
+    """Raises TypeError for an option that there is not, as Python does. hints: what others call ours."""
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        hint = f": say {hints[unknown]}" if unknown in hints else ""
+        raise TypeError(f"{where} has no option {unknown!r}{hint}. There are {', '.join(known)}.")
 
 
 def check_text(text: Any, name: str) -> str:

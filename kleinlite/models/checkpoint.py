@@ -52,7 +52,7 @@ def resolve_model(name: str, access: Access = ANYWHERE) -> Path:
     bundled = find_bundled(name)
     if bundled:
         return Path(str(files("kleinlite"))) / bundled
-    path = Path(name)
+    path = Path(name).expanduser()
     return path if path.exists() else fetch_model(name, access)
 
 
@@ -106,7 +106,7 @@ def find_lender(name: str, path: Path, lender: str | None, access: Access) -> Pa
         return resolve_model(lender) if is_here else fetch_parts(lender, access._replace(revision=None))
     if find_index(path.parent).exists():
         return path.parent
-    if not Path(name).exists():  # a released single file: the registry knows where the rest is
+    if not Path(name).expanduser().exists():  # a released single file: the registry knows where the rest is
         return fetch_parts(name, access)
     wrong = f"{path} is a single file: say which model has its tokenizer and its other parts:"
     others_too = "or another model's name or folder."

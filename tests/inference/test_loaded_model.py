@@ -198,10 +198,9 @@ def test_what_others_may_build_on():
     assert klein.parts.loaded == {"autoencoder": vae} and klein.parts.load("autoencoder") is vae
     assert klein.parts.load("vae") is vae, "the released folders' word is taken too"
     klein.parts.release("vae")
-    assert klein.parts.loaded == {} and repr(klein.parts) == "Parts(loaded=[])"
-    for ask in (klein.parts.load, klein.parts.release):
-        with pytest.raises(ValueError, match="no part 'unet': a model has tokenizer, transformer, text_encoder, auto"):
-            ask("unet")
+    assert klein.parts.loaded == {}
+    with pytest.raises(ValueError, match="no part 'unet': a model has tokenizer, transformer, text_encoder, autoenc"):
+        klein.parts.load("unet")
 
 
 @pytest.mark.parametrize("metal", [True, False])

@@ -1,6 +1,10 @@
 """The gate for arguments: what is refused, and with which sentence; nothing is loaded for it, and nothing passes it."""
 
+import copy
 import math
+import pickle
+import re
+import shutil
 from dataclasses import replace
 
 import mlx.core as mx
@@ -10,8 +14,10 @@ from peak_memory import peak_memory
 from PIL import Image
 from stand_in_hub import TINY
 
+from kleinlite import picture_info, save_picture
 from kleinlite.inference.request import Request, check_request
 from kleinlite.klein import Klein
+from kleinlite.models.adapters import find_adapter
 from kleinlite.models.checkpoint import ModelInfo
 
 DISTILLED = ModelInfo("nano", True, size=96, max_length=32)
@@ -65,6 +71,42 @@ def test_wrong_arguments_of_from_pretrained(wrong):
     assert str(told.value).endswith(".") and "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("model", ["4b", 4, {}])
+def test_a_name_is_no_model(model):
+    with pytest.raises(ValueError, match=r"has no model: say Klein.from_pretrained\("):
+        Klein(model)
+    with pytest.raises(ValueError, match=re.escape("Klein('4b') has no model: say Klein.from_pretrained('4b').")):
+        Klein("4b")
+    with pytest.raises(ValueError, match=re.escape("Klein() has no model: say Klein.from_pretrained().")):
+        Klein()
+
+
+def test_options_of_other_libraries_where_a_model_is_opened():
+    for name, way_out in {"torch_dtype": "say dtype", "device": "say nothing, since", "vae": "say parts="}.items():
+        with pytest.raises(TypeError, match=f"from_pretrained has no option {name!r}: {way_out}"):
+            Klein.from_pretrained(TINY, **{name: "x"})
+    with pytest.raises(TypeError, match="no option 'quantise'. There are name, quantize, dtype, .*local_files_only.$"):
+        Klein.from_pretrained(TINY, quantise=4)
+
+
+def test_a_klein_is_not_copied(klein):
+    for copy_of in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(ValueError, match="is not copied or pickled: where you want another, say Klein.from_pre"):
+            copy_of(klein)
+
+
+def test_home(monkeypatch, tmp_path):
+    """A shell writes the home folder out for `~`; Python does not."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    shutil.copytree(TINY, tmp_path / "model")
+    shutil.copy(find_adapter("cross"), tmp_path / "x.safetensors")
+    Klein.from_pretrained("nano", loras=["~/x.safetensors"])
+    klein = Klein.from_pretrained("~/model", parts={"autoencoder": "~/model"})
+    save_picture(klein("a", seed=1, steps=1, width=32, height=32, progress=False), "~/x.png")
+    assert picture_info("~/x.png")["seed"] == 1 and (tmp_path / "x.png").is_file()
+
+
 def test_no_parts_are_none():
     assert Klein.from_pretrained(TINY, parts={}).info.distilled
 
@@ -83,7 +125,7 @@ def test_the_sentence_names_the_way_out():
         ("guidance", 0): "not 0: try 4",
         ("guidance", math.nan): "not nan: try 4",
         ("seed", 1.5): "whole number or a list of them, not 1.5",
-        ("seed", [1, 2, 3]): r"3 seeds given, 1 needed: say \[prompt\] \* 3, or a single seed",
+        ("seed", (1, 2, 3)): r"3 seeds given, 1 needed: say \[prompt\] \* 3, or a single seed",
         ("noise", mx.zeros((1, 4, 127))): r"\(1, 36, 128\) \(pictures, tokens, channels\), not \(1, 4, 127\)",
     }.items():
         with pytest.raises(ValueError, match=words):

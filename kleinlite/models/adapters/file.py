@@ -309,11 +309,11 @@ def bundled_adapters() -> dict[str, Path]:
 
 def find_adapter(name: str | Path) -> Path:
     """The file of this name, in a folder that PEFT has written, or of the adapter of this name that nano has."""
-    path = Path(name)
-    if os.path.isdir(name) and str(name) not in bundled_adapters():
+    path = Path(name).expanduser()
+    if path.is_dir() and str(name) not in bundled_adapters():
         found = [path / f"{stem}.safetensors" for stem in ("adapter_model", "pytorch_lora_weights")]
         return next((file for file in found if file.is_file()), path)
-    return path if os.path.isfile(name) else bundled_adapters().get(str(name), path)
+    return path if os.path.isfile(path) else bundled_adapters().get(str(name), path)
 
 
 def open_adapter(path: str | Path, first: Family = KLEIN) -> Adapter:
@@ -326,6 +326,8 @@ def open_adapter(path: str | Path, first: Family = KLEIN) -> Adapter:
     name = Path(path).name if os.path.isdir(path) else None
     path = find_adapter(path)
     if not os.path.isfile(path):  # False for a name that no file can have, too
+        if (path / "transformer").is_dir():
+            raise UserError(f"{path} is a whole model, not an adapter: it is for from_pretrained itself, or --model.")
         bundled = ", ".join(bundled_adapters())
         what = "no adapter_model.safetensors in the folder" if name else "no file"
         raise MissingFileError(
