@@ -112,6 +112,39 @@ def test_ctrl_c_is_given_back():
         signal.pause()
 
 
+BARE = """
+import sys
+from types import SimpleNamespace
+
+sys.modules["ipywidgets"] = None  # as after a plain install
+kernel = SimpleNamespace(config={"IPKernelApp": {}})  # by which tqdm knows a notebook, in one version or another
+sys.modules["IPython"] = SimpleNamespace(get_ipython=lambda: kernel)
+sys.modules["ipykernel.zmqshell"] = kernel
+"""
+
+
+def in_a_bare_notebook(code: str, **environment: str) -> str:
+    """What a notebook without widgets shows in red."""
+    command = [sys.executable, "-c", BARE + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANGS, env=os.environ | environment).stderr
+
+
+def test_tqdms_warning_is_not_shown(tmp_path):
+    """Neither above the first picture nor above a download."""
+    assert "IProgress not found" in in_a_bare_notebook("import tqdm.auto"), "which it would be"
+    red = in_a_bare_notebook("from kleinlite import Klein; Klein.from_pretrained()('a', steps=1)")
+    assert "loading" in red and "IProgress" not in red
+    code = "from kleinlite import Klein; Klein.from_pretrained('no/such')"
+    red = in_a_bare_notebook(code, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path))
+    assert "HubError" in red and "IProgress" not in red
+
+
+def test_the_book_says_what_it_needs():
+    code = f"{BARE}import kleinlite.book.plots"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
+    assert done.stderr.splitlines()[-1].startswith('ImportError: kleinlite.book needs ipywidgets: pip install "klein')
+
+
 def test_help_loads_no_mlx():
     code = "import sys\nfrom kleinlite.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += "print('loaded:', [m for m in ('mlx', 'numpy', 'PIL', 'filelock', 'tqdm') if m in sys.modules])"

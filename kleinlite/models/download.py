@@ -10,6 +10,7 @@ of a repository we need, their size and license before the first byte, whether w
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -104,6 +105,7 @@ def explain_no_model(name: str) -> str:
         return f"The folder or file {name!r} does not exist: {way_out}"
     known = [*BUNDLED, *MODELS]
     near = get_close_matches(name.lower(), known, 1, cutoff=0.7)
+    near = near or [part for part in sorted(known, key=len, reverse=True) if part in name.lower()]  # of klein-4b
     way_out = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, owner/name, a folder or a file."
     return f"There is no model, folder or file called {name!r}: {way_out}"
 
@@ -283,6 +285,8 @@ def explained(repository: Repository) -> Iterator[None]:
     repo = repository.repo
     revision = repository.revision
     try:
+        with warnings.catch_warnings(action="ignore"):  # a notebook without ipywidgets gets plain bars
+            import tqdm.auto  # noqa: F401
         yield
     except Exception as error:
         kinds = {kind.__name__ for kind in type(error).__mro__}

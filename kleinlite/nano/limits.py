@@ -66,7 +66,8 @@ def describe_limits(model: str, size: int, prompt: str, width: int, height: int)
         learned.append(f"more than {MOST_THINGS} things")
     if (width, height) != (size, size):
         learned.append(f"another size than {size}×{size}")
-    meant = [word for typo in unknown for word in get_close_matches(typo, MEANT, 1, cutoff=0.85)]
+    typos = [word for word in unknown if word[0].isalpha()]  # not $home
+    meant = [word for typo in typos for word in get_close_matches(typo, MEANT, 1, cutoff=0.85)]
     way_out = f'did you mean "{meant[0]}"?' if meant else f"it draws {DRAWS}."
     return f"{model} never learned {', '.join(learned)}: {way_out}" if learned else ""
 

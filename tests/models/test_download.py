@@ -354,6 +354,8 @@ def test_no_such_repository(hub, said):
     [
         ("flux", "did you mean flux3?"),
         ("4b-fp9", "did you mean 4b-fp8?"),
+        ("klein-4b", "did you mean 4b?"),
+        ("FLUX.2-klein-base-9B", "did you mean base-9b?"),
         ("cat", "name one of nano, nano-base, 4b,"),
         ("", "9b-kv-fp8"),
         ("no/such/folder", "does not exist: name one that does, or a model of `kleinlite models`."),

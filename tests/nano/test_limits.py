@@ -54,6 +54,7 @@ def test_what_is_unknown_is_named(prompt, told):
         ("a tre", '"tre": did you mean "tree"?'),
         ("a Hose", '"hose": did you mean "house"?'),
         ("a cat and a yelow sun", '"cat", "yelow": did you mean "yellow"?'),
+        ("a $home", f'"$home": it draws {DRAWS}.'),
         ("a car", f'"car": it draws {DRAWS}.'),  # no star
         ("a horse", f'"horse": it draws {DRAWS}.'),  # no house
     ],
