@@ -31,7 +31,7 @@ PARTS = "the model with the other parts of a model that is a transformer's file"
 QUANTIZE = "3, 4, 5, 6 or 8 bits, or mxfp4, mxfp8, nvfp4"
 QUANTIZE_EXAMPLES = """\
 examples:
-  kleinlite quantize 4b klein-4bit --bits 4
+  kleinlite quantize 4b klein-4bit --quantize 4
   kleinlite generate "a red circle" --model klein-4bit
   hf upload YOU/klein-4bit klein-4bit     then --model YOU/klein-4bit works everywhere
 """
@@ -88,9 +88,9 @@ def make_parser() -> Parser:
     add("--plan", action="store_true", help="only say which files it takes, and how many bytes")
     add = command("quantize", "write a model in fewer bits", epilog=QUANTIZE_EXAMPLES, formatter_class=RAW_HELP)
     add("model", metavar="MODEL", help="see `kleinlite models`; or a hub repository, folder or file")
-    add("output", type=Path, metavar="OUT", help="the new folder")
-    add("--bits", type=parse_quantization, metavar="N", help="bits per weight: 3, 4, 5, 6 or 8 (this, or --mode)")
-    add("--mode", metavar="MODE", help="instead of --bits: mxfp4, mxfp8 or nvfp4")
+    add("folder", type=Path, nargs="?", metavar="OUT", help="the new folder; or -o OUT")
+    add("-o", "--output", type=Path, metavar="OUT", help=argparse.SUPPRESS)
+    add("--quantize", "--bits", "--mode", type=parse_quantization, metavar="Q", help=QUANTIZE)
     add("--parts", metavar="NAME", help=PARTS)
     add("--offline", action="store_true", help=OFFLINE)
     about = "teach a model something new: train an adapter on a folder of pictures with captions, dog.png and dog.txt"

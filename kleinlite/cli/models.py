@@ -52,7 +52,7 @@ def describe_model(name: str) -> tuple[str, ...]:
         f"{facts.info.steps}, distilled" if facts.info.distilled else str(facts.info.steps),
         " + ".join(f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M" for n in counts),
         " / ".join(f"{n / 1e9:.{1 if n > 1e9 else 2}f}" for n in shown),
-        f"{facts.download_bytes / 1e9:.1f} GB" if released else "none",
+        f"{released.download_bytes / 1e9:.1f} GB" if released else "none",
         facts.license,
         fits,
         here,

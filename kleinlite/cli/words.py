@@ -52,7 +52,8 @@ def read_prompts(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text ({error}): write one prompt a line.") from None
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"{path} cannot be read ({why}): name a text file with one prompt a line.") from None
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise UserError(f"{path} has no prompt in it: write one prompt a line.")

@@ -29,11 +29,6 @@ class ModelFacts(NamedTuple):
     license: str  # "" where only the model's page can tell
     open: Callable[[], Checkpoint]  # fetches what is not here; what has been opened is not opened again
 
-    @property
-    def download_bytes(self) -> int:
-        """What is to be fetched where nothing is here yet; 0: nothing, or unknown."""
-        return self.released.download_bytes if self.released else 0
-
 
 def is_here(name: str) -> bool:
     """Whether a model can be opened without a download. Raises UserError for what is no name."""

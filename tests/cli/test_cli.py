@@ -493,8 +493,11 @@ def test_download_tells_what_and_where(hub, here, capsys):
     assert Path(out.strip()) == fetch_model("4b", OFFLINE) and out.count("\n") == 1
     assert "license Apache-2.0" in err and str(hub.cache) in err
     hub.requests.clear()
-    assert run("download", "4b", "--plan") == 0 and not hub.asked("")
-    assert "of which 0.0 MB go into" in capsys.readouterr().out
+    assert run("download", "4b", "--plan") == 0 and hub.requests == []
+    assert capsys.readouterr().out.endswith("16.0 GB, all of it is here.\n")
+    assert run("download", "9b", "--plan") == 0 and hub.requests == []
+    told = capsys.readouterr().out
+    assert "license FLUX Non-Commercial, gated, not run" in told and "34.7 GB, less what is here already" in told
     assert run("download", "4b") == 0 and not hub.asked("")
     assert capsys.readouterr().out == out
     assert run("download", "nano") == 0 and "nothing to download" in capsys.readouterr().out
@@ -512,13 +515,15 @@ def test_models_sees_a_download(hub, capsys):
 # ---------------------------------------------------------------- quantize, train
 
 
-@pytest.mark.parametrize("options, name", [(["--bits", "8"], "8 bits"), *slow((["--mode", "mxfp4"], "mxfp4"))])
+@pytest.mark.parametrize(
+    "options, name", [(["-o", "small", "--quantize", "8"], "8 bits"), *slow((["small", "--mode", "mxfp4"], "mxfp4"))]
+)
 def test_quantize_writes_a_model(options, name, here, capsys):
-    assert run("quantize", "nano", "small", *options) == 0
+    assert run("quantize", "nano", *options) == 0
     assert re.fullmatch(rf"small: nano in {name}, \d+\.\d MB\n", capsys.readouterr().out)
     assert os.listdir(here) == ["small"]
     assert run("generate", PROMPT, "--model", "small", "--seed", 7, "-o", "a.png") == 0
-    wish = options[1]
+    wish = options[-1]
     assert run("generate", PROMPT, "--model", "nano", "--quantize", wish, "--seed", 7, "-o", "b.png") == 0
     assert run("generate", PROMPT, "--model", "nano", "--seed", 7, "-o", "c.png") == 0
     assert pixels("a.png") == pixels("b.png") != pixels("c.png")

@@ -9,15 +9,14 @@ from types import SimpleNamespace
 
 def test_how_to_quantize(tiny, refused):
     for options, words in {
-        "": "--bits --mode 4b --help",
-        "--bits 4 --mode mxfp4": "either --bits --mode",
-        "--bits 7": "3, 4, 5, 6, 8 7",
+        "": "folder bits 4b --quantize --help",
+        "--quantize 7": "3, 4, 5, 6, 8 7",
         "--bits lots": "3, 4 'lots'",
         "--mode fp3": "mxfp4 'fp3'",
         "--frobnicate": "--frobnicate not understood",
     }.items():
         refused(words, "quantize", tiny, "out", *options.split())
-    refused("OUT", "quantize", tiny, "--bits", "4")
+    refused("folder bits 4b --quantize --help", "quantize", tiny, "--bits", "4")
 
 
 def test_where_to_quantize(tiny, hub, refused):

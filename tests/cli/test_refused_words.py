@@ -192,6 +192,16 @@ def test_a_picture_that_says_nonsense(said, tiny, refused):
         refused("x.png damaged", *command, "x.png")
 
 
+def test_a_model_is_no_adapter(tiny, refused):
+    refused("tiny is a whole model, not an adapter: it is for from_pretrained itself, or --model.", "info", tiny)
+
+
+def test_prompts_in_no_file(tiny, refused):
+    Path("bytes.txt").write_bytes(b"\xff")
+    for file, why in {"nope.txt": "No such file", "bytes.txt": "it is not UTF-8", ".": "directory"}.items():
+        refused(f"{file} cannot be read {why} one prompt a line", "generate", "--prompts", file, "--model", tiny)
+
+
 def test_like_with_what_no_longer_works(tiny, refused):
     for change, words in {
         ("references", 2): "x.png from pictures does not contain --image",
