@@ -23,7 +23,7 @@ class PromptEncoder:
 
     def encode(self, prompt: str | list[str]) -> Features:
         """Text features (1, tokens, features), or a row per prompt of a list; of Z-Image a list: lengths differ."""
-        [features] = run_serialized(self.encode_batches, check_prompts(prompt))
+        [features] = run_serialized(self.encode_batches, check_prompts(self.info, prompt))
         return features[0] if isinstance(features, list) and isinstance(prompt, str) else features
 
     def encode_batches(self, *batches: list[str]) -> list[Features]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from ..inference.request import fold_blanks
 from ..models.registry import find_bundled
 from ..scenes import BACKGROUNDS, COLORS, GROUNDS, LAND_THINGS, RELATIONS, SEA_THINGS, SHAPES, SUNS, WHEN
 from .synonyms import OPENINGS, SYNONYMS
@@ -54,7 +55,7 @@ def describe_limits(model: str, size: int, prompt: str, width: int, height: int)
     """
     if not find_bundled(model):
         return ""
-    words = split_words(prompt)
+    words = split_words(fold_blanks(prompt))
     unknown = list(dict.fromkeys(word for word in words if word not in WORDS))
     learned = [f'"{word}"' for word in unknown[:3]]
     if len(unknown) > 3:

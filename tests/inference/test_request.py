@@ -1,11 +1,13 @@
 """The gate for arguments: what is refused, and with which sentence; nothing is loaded for it, and nothing passes it."""
 
 import copy
+import json
 import math
 import pickle
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -23,6 +25,7 @@ from kleinlite.models.checkpoint import ModelInfo
 DISTILLED = ModelInfo("nano", True, size=96, max_length=32)
 BASE = ModelInfo("nano-base", False, size=96, max_length=32)
 PICTURE = Image.new("RGB", (64, 64))
+BLANKS = json.loads((Path(__file__).parents[1] / "blanks.json").read_text(encoding="utf-8"))  # the page Draw's as well
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +118,15 @@ def test_encode_prompt_has_the_same_gate(klein):
     for prompt in WRONG["prompt"]:
         with pytest.raises(ValueError, match="prompt"):
             klein.encode_prompt(prompt)
+
+
+@pytest.mark.parametrize("case", BLANKS, ids=lambda case: case["what"])
+def test_blanks_of_a_bundled_models_prompt_are_folded(case):
+    request = check_request(BASE, case["prompt"], {"negative_prompt": case["prompt"], "guidance": 2})
+    assert (request.prompts, request.negative_prompt) == ([case["read"]], case["read"])
+    assert request.metadata(0)["prompt"] == case["read"]
+    other = check_request(replace(BASE, name="owner/name"), case["prompt"])
+    assert other.prompts == [case["prompt"]], "other models have seen such texts"
 
 
 def test_the_sentence_names_the_way_out():
