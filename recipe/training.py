@@ -31,7 +31,7 @@ from kleinlite.distillation import STUDENT_STEPS, distill_loss
 from kleinlite.errors import UserError
 from kleinlite.files import replace_file
 from kleinlite.klein import Klein
-from kleinlite.models.checkpoint import load_tokenizer
+from kleinlite.models.tokenizer import load_tokenizer
 from kleinlite.sampling import noised, schedule
 from kleinlite.text_encoder import TextEncoder, next_token_logits, tokenize
 from kleinlite.trainer.run import read_arrays, train_with_progress, write_arrays

@@ -16,13 +16,13 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
-from ..errors import UserError, clip, first_few, printable, say_once
+from ..errors import UserError, clip, first_few, say_once
 from ..quantization import QuantizedMatrix, QuantSpec
-from ..text_encoder import PAD, TextEncoder
+from ..text_encoder import TextEncoder
 from .configs import read_parts
 from .download import ANYWHERE, Access, fetch_model, fetch_parts
 from .families import KLEIN, Configs, Family, family_of, find_parts, own_names
-from .files import ModelFolder, WeightFiles, check_file, open_weights, read_json
+from .files import ModelFolder, WeightFiles, open_weights, read_json
 from .folders import check_supported, find_index, open_folder
 from .formats import (
     Weights,
@@ -38,6 +38,7 @@ from .other_programs import name_of_variant
 from .part_format import Field, Rules
 from .quantize_network import quantize as quantize_module
 from .registry import FOLDERS, PART_WORDS, PARTS, TAEF2_FILE, find_bundled, find_released
+from .tokenizer import load_tokenizer
 
 SIZE = Field("sample_size", int, 16, 2**16)
 PartsArgument = str | Path | dict[str, str | Path] | None
@@ -174,23 +175,6 @@ def read_model_info(name: str, folder: ModelFolder, file_name: str | None, confi
     return ModelInfo(name, distilled, size, configs.text_encoder.max_length, kv, cfg.d_latent, family)
 
 
-def load_tokenizer(folder: ModelFolder | Path) -> Tokenizer:
-    """The tokenizer of a model's folder. Raises MissingFileError or UserError."""
-    if isinstance(folder, Path):
-        folder = ModelFolder(folder, {})
-    path = folder.part("tokenizer") / "tokenizer.json"
-    check_file(path)
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as e:  # the library has no error of its own
-        raise UserError(f"{path} is not a tokenizer ({printable(str(e))[:100]}): download it again.") from None
-    tokenizer.no_padding()  # chapter 3 pads and counts
-    tokenizer.no_truncation()
-    if tokenizer.token_to_id(PAD) is None:
-        raise UserError(f"{path} has no {PAD} token, with which prompts are filled up: it is not Qwen's.")
-    return tokenizer
-
-
 def check_parts(folder: Path, configs: Configs, tokenizer: Tokenizer) -> None:
     """Refuse parts that were not made for each other, before gigabytes are read. Raises UserError."""
     cfg, text_cfg, autoencoder_cfg = configs
@@ -278,7 +262,7 @@ class Checkpoint:
         return min(widest, stored / sum(math.prod(w.shape) for w in weights))
 
     def load_tokenizer(self) -> Tokenizer:
-        tokenizer = self.opened.tokenizer or load_tokenizer(self.home)
+        tokenizer = self.opened.tokenizer or load_tokenizer(self.home, self.info.family.template)
         self.opened.tokenizer = None
         return tokenizer
 
@@ -335,7 +319,7 @@ def open_checkpoint(
         raise UserError(f"{name} is quantized already: leave quantize out.")
     folder, paths = resolve_parts(str(name), parts, access)
     configs, files = read_parts(folder, paths)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, family_of(configs.transformer).template)
     check_parts(folder.path, configs, tokenizer)
     if dtype == mx.float16 and not family_of(configs.transformer).float16:
         raise UserError(f"The numbers in {name} grow beyond float16's: take mx.bfloat16 or mx.float32 as dtype.")

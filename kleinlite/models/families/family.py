@@ -15,7 +15,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from ...autoencoder import AutoencoderConfig
-from ...text_encoder import TextEncoder, TextEncoderConfig
+from ...text_encoder import TEMPLATE, TextEncoder, TextEncoderConfig
 from ...z_image import static_schedule
 from ..files import ModelFolder
 from ..part_format import PartFormat
@@ -83,6 +83,7 @@ class Family:
     encode: Callable[[TextEncoder, Tokenizer, list[str], int], Features]  # prompts and the most tokens → features
     schedule: Schedule
     read_variant: Callable[[ModelFolder, Any], Variant]  # index and other files, and the transformer's config
+    template: str = TEMPLATE  # the chat template, with a place for the prompt
     # What adapter files call its matrices, besides our names and the released folders'; {i}: the number of a block.
     lora_aliases: dict[str, str] = field(default_factory=dict)  # → our names
     lora_duplicates: tuple[tuple[str, str], ...] = ()  # spellings that some files have besides others, and the others

@@ -10,6 +10,7 @@ from ...checkpoints import Rule, swap_halves
 from ...errors import UserError
 from ...flux3 import Flux3Config, Flux3Transformer, encode_window, fill_canvas, flux3_velocity_field
 from ...text_encoder import TextEncoderConfig
+from ...z_image import PLAIN_TEMPLATE
 from ..files import ModelFolder
 from ..part_format import COUNT, Field, PartFormat, Shapes, Values, read_layout
 from . import qwen3
@@ -164,6 +165,7 @@ FLUX3 = Family(
     encode=partial(encode_each, encode_window),
     schedule=schedule,
     read_variant=read_variant,
+    template=PLAIN_TEMPLATE,
     velocity_field=flux3_velocity_field,
     prepare_lone_reference=fill_canvas,
     count_window=count_window,

@@ -7,6 +7,7 @@ from pathlib import Path
 from ...checkpoints import Rule
 from ...text_encoder import TextEncoderConfig
 from ...z_image import (
+    PLAIN_TEMPLATE,
     Flux1Autoencoder,
     Flux1AutoencoderConfig,
     ZImageConfig,
@@ -127,6 +128,7 @@ Z_IMAGE = Family(
     ),
     released={"z-image": Configs(ZImageConfig(), TextEncoderConfig(out_layers=(35,)), Flux1AutoencoderConfig())},
     defaults={True: (8, 0.0), False: (50, 4.0)},
+    template=PLAIN_TEMPLATE,
     no_guidance=0.0,
     guidance_fixed=False,
     edits=False,
