@@ -1,13 +1,12 @@
 """FLUX.2 [klein] on one page: words in, a picture out. Chapters 1 to 6 of the book build its parts.
 
-Run `python microklein.py "a red house under a yellow sun"`. After the prompt you may give a model's folder,
-then a seed, a number of steps and a size. The same lines run on MLX, or on NumPy where there is no MLX."""
+The same lines run on MLX, or on NumPy where there is no MLX."""
 
 # ---- 1. Arrays: MLX or NumPy, and the weights of a folder
 # Both libraries spell what we need alike, so we call whichever is there `xp`.
 # Weights stay as the files store them, mostly in 16 bits, until a line needs one. So large models fit.
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy
@@ -251,17 +250,18 @@ def decode(folder, z, gh, gw):
 
 # ---- 8. All together
 # Each part loads its weights, returns a NumPy array, and lets the weights go.
-def draw(folder, prompt, seed=0, steps=4, size=None, noise=None):
-    folder = Path(folder)
+def draw(folder, prompt, seed=0, steps=4, size=None):
     g = (size or load(folder / "vae")[1]["sample_size"]) // 16
-    if noise is None:
-        noise = numpy.random.default_rng(seed).standard_normal((g * g, 128), dtype=numpy.float32)
+    noise = numpy.random.default_rng(seed).standard_normal((g * g, 128), dtype=numpy.float32)
     x = denoise(folder, noise, encode(folder, prompt), g, g, steps)
     return numpy.round(255 * numpy.clip(decode(folder, x, g, g) / 2 + 0.5, 0, 1)).astype(numpy.uint8)
 
 
 if __name__ == "__main__":
-    sys.argv[1:] or sys.exit(__doc__)
-    prompt, folder = [*sys.argv[1:], Path(__file__).parent / "kleinlite" / "nano" / "weights"][:2]
-    Image.fromarray(draw(folder, prompt, *map(int, sys.argv[3:]))).save("microklein.png")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prompt")
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "kleinlite/nano/weights")
+    for name, usual in {"seed": 0, "steps": 4, "size": None}.items():
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    Image.fromarray(draw(**vars(parser.parse_args()))).save("microklein.png")
     print("Wrote microklein.png")
