@@ -14,7 +14,11 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 # What is said on the command line travels through the environment, word for word, so that a prompt may hold
 # apostrophes, quotes and dollar signs. A SIZE or an OUT that only happens to be in the environment is not meant.
+# A word that is misspelled, or a prompt without quotes, is refused before anything is drawn.
 SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB ALL CH RUNS ARGS
+UNKNOWN := $(filter-out $(SAID) MLX PYTHON SECONDS VENV -%,$(foreach v,$(.VARIABLES),$(if $(findstring command,$(origin $(v))),$(v))))
+$(if $(UNKNOWN),$(error There is no $(UNKNOWN). There are $(SAID)))
+$(if $(and $(filter generate,$(MAKECMDGOALS)),$(filter-out generate,$(MAKECMDGOALS))),$(error Put what is to be drawn in quotes: make generate PROMPT="a red house"))
 $(foreach v,$(SAID),$(eval override $(v) := $(if $(findstring command,$(origin $(v))),$$(value $(v)))))
 export $(SAID)
 
@@ -24,7 +28,7 @@ help: ## list these commands
 	@echo 'More is said by the command itself: source $(VENV)/bin/activate, then kleinlite --help'
 
 generate: has-prompt $(VENV)/.base$(BACKEND) ## draw PROMPT="…" (also MODEL, QUANTIZE, SIZE, STEPS, SEED, IMAGE, LORA, LIKE, OUT, …)
-	@$(BIN)/kleinlite generate $${MODEL:+--model "$$MODEL"} $${QUANTIZE:+--quantize "$$QUANTIZE"} \
+	@$(BIN)/python -m kleinlite generate $${MODEL:+--model "$$MODEL"} $${QUANTIZE:+--quantize "$$QUANTIZE"} \
 	  $${SIZE:+--size "$$SIZE"} $${STEPS:+--steps "$$STEPS"} $${GUIDANCE:+--guidance "$$GUIDANCE"} \
 	  $${NEGATIVE:+--negative "$$NEGATIVE"} $${SEED:+--seed "$$SEED"} $${IMAGE:+--image "$$IMAGE"} \
 	  $${MASK:+--mask "$$MASK"} $${STRENGTH:+--strength "$$STRENGTH"} $${EXTEND:+--extend "$$EXTEND"} \
@@ -36,7 +40,7 @@ has-prompt:
 setup: $(VENV)/.test$(BACKEND) ## install what reading, building and testing the book takes
 
 lab: $(VENV)/.book$(BACKEND) ## open the book in JupyterLab, at chapter 0 (ARGS="--no-browser --allow-root" goes to jupyter-lab)
-	cd notebooks && ../$(BIN)/jupyter-lab --ContentsManager.pre_save_hook=tools.lab.keep_metadata 00_idea.ipynb $$ARGS
+	$(BIN)/python -m jupyterlab --ServerApp.root_dir=. --ContentsManager.pre_save_hook=tools.lab.keep_metadata notebooks/00_idea.ipynb $$ARGS
 
 # Each to its end, whatever the ones before said; then all that failed is named.
 each = @failed=; for step in $(1); do $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; done; \
@@ -92,8 +96,11 @@ format: $(VENV)/.test$(BACKEND) ## let the formatter write notebooks and modules
 workbook: $(VENV)/.book$(BACKEND) ## write workbook/: every chapter with holes to fill, and a check behind each
 	$(BIN)/python -m tools.workbook write
 
-check-mine: $(VENV)/.test$(BACKEND) ## put what you wrote in a workbook under the book's own tests (CH=05)
+check-mine: has-chapter $(VENV)/.test$(BACKEND) ## put what you wrote in a workbook under the book's own tests (CH=05)
 	$(BIN)/python -m tools.workbook check $$CH
+
+has-chapter:
+	@test -n "$$CH" || { echo 'Say which chapter: make check-mine CH=05'; exit 2; }
 
 promote: $(VENV)/.book$(BACKEND) ## write the package from the notebooks
 	$(BIN)/python -m tools.promote
@@ -119,13 +126,13 @@ bench-full: $(VENV)/.base$(BACKEND) ## write a random model as large as 4b, run 
 book: $(VENV)/.book$(BACKEND) ## build the site into book/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook build
 
-serve: $(VENV)/.book$(BACKEND) ## show the site on this machine, and build it again on every change
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve
+serve: $(VENV)/.book$(BACKEND) ## show the site on this machine, and build it again on every change (ARGS="--port 3001")
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve $$ARGS
 
 clean: ## remove what can be made again, except .venv
 	rm -rf book notebooks/live dist .pytest_cache .ruff_cache
 
-.PHONY: help generate has-prompt setup lab test check test-all quick-tests all-tests mutants lint test-notebooks format \
+.PHONY: help generate has-prompt has-chapter setup lab test check test-all quick-tests all-tests mutants lint test-notebooks format \
   promote run-notebooks clean-notebooks parity bench-peers bench-full book serve clean fuzz workbook check-mine \
   test-lowest nano
 
@@ -151,10 +158,10 @@ $(VENV)/.test$(BACKEND): pyproject.toml | $(VENV)/pyvenv.cfg
 HAS_UV := uv --version >/dev/null 2>&1
 
 define install
-@echo "Installing what this needs into $(VENV) ..."
-@if $(HAS_UV) && uv pip install -q --python $(BIN)/python -e "$(1)"; then exit; fi; \
+@echo "Installing what this needs into $(VENV): a minute or two, once ..."
+@if $(HAS_UV) && uv pip install --python $(BIN)/python -e "$(1)"; then exit; fi; \
 $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
-$(BIN)/python -m pip install -q --disable-pip-version-check -e "$(1)" \
+$(BIN)/python -m pip install --disable-pip-version-check -e "$(1)" \
   && $(BIN)/python -m pip uninstall -qq -y rfc3987-syntax # see [tool.uv] in pyproject.toml
 $(if $(BACKEND),$(swap_backend))
 @rm -f $(VENV)/.base* $(VENV)/.book* $(VENV)/.test* # of another backend

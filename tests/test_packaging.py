@@ -97,10 +97,10 @@ def test_nothing_of_this_machine_is_recorded():
 
 @pytest.fixture
 def bench(tmp_path) -> Path:
-    """The Makefile in a folder where everything is installed and `kleinlite` shows its arguments."""
+    """The Makefile in a folder where everything is installed and Python shows its arguments."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").touch()
-    program = tmp_path / ".venv" / "bin" / "kleinlite"
+    program = tmp_path / ".venv" / "bin" / "python"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\nfor argument; do printf '[%s]' \"$argument\"; done\n")
     program.chmod(0o755)
@@ -130,7 +130,7 @@ def make(folder: Path, *arguments: str, **environment: str) -> subprocess.Comple
 )
 def test_a_prompt_arrives_word_for_word(bench, prompt):
     result = make(bench, "generate", f"PROMPT={prompt}")
-    assert result.stdout.removesuffix("\n") == f"[generate][--][{prompt.lstrip(' ')}]", result.stderr
+    assert result.stdout.removesuffix("\n") == f"[-m][kleinlite][generate][--][{prompt.lstrip(' ')}]", result.stderr
 
 
 def test_options_are_passed_on_only_when_said(bench):
@@ -145,10 +145,10 @@ def test_options_are_passed_on_only_when_said(bench):
     ]
     result = make(bench, "generate", "PROMPT=x", *said)
     assert result.stdout.strip() == (
-        "[generate][--model][nano][--size][64x32][--steps][4][--guidance][1.5][--seed][7][--image][a b.png]"
+        "[-m][kleinlite][generate][--model][nano][--size][64x32][--steps][4][--guidance][1.5][--seed][7][--image][a b.png]"
         "[-o][my pictures/a.png][--][x]"
     )
-    assert make(bench, "generate", "PROMPT=x", OUT="elsewhere", SIZE="9").stdout.strip() == "[generate][--][x]"
+    assert make(bench, "generate", "PROMPT=x", OUT="elsewhere", SIZE="9").stdout.strip() == "[-m][kleinlite][generate][--][x]"
 
 
 def test_no_prompt(bench):
@@ -156,12 +156,22 @@ def test_no_prompt(bench):
     assert result.returncode == 2 and 'make generate PROMPT="' in result.stdout
 
 
+def test_a_misspelled_word_draws_nothing(bench):
+    for arguments, words in (
+        (["PROMPT=a red house", "SEEED=3"], "There is no SEEED. There are PROMPT MODEL"),
+        (["PROMPT=a", "red", "house"], "in quotes"),
+    ):
+        result = make(bench, "generate", *arguments)
+        assert result.returncode == 2 and result.stdout == "" and words in result.stderr
+    assert make(bench, "check-mine").stdout == "Say which chapter: make check-mine CH=05\n"
+
+
 def test_make_alone_lists_the_commands(bench):
     listed = re.findall(r"^  make ([\w-]+) +\S", make(bench).stdout, re.M)
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert set(listed) >= {"setup", "generate", "lab", "test", "lint", "promote", "check", "book", "serve"}
     phony = re.search(r"\.PHONY: ((?:.*\\\n)*.*)", makefile)[1].replace("\\\n", "").split()
-    assert set(phony) == {*listed, "has-prompt"}
+    assert set(phony) == {*listed, "has-prompt", "has-chapter"}
 
 
 # What continuous integration runs

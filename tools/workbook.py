@@ -53,7 +53,8 @@ import sys
 
 if "google.colab" in sys.modules:  # elsewhere the package is there already
     folder = "/content/kleinlite"
-    subprocess.run(["git", "clone", "-q", "--depth", "1", "{REPOSITORY}", folder], check=True)
+    if not os.path.isdir(folder):
+        subprocess.run(["git", "clone", "-q", "--depth", "1", "{REPOSITORY}", folder], check=True)
     wanted = ["-e", folder, "ipywidgets>=8.1", "anywidget>=0.9"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *wanted], check=True)
     sys.path.insert(0, folder)
@@ -226,7 +227,7 @@ def write(root: Path = ROOT) -> None:
         else:
             path.write_text(text, "utf-8", newline="\n")
             print(f"workbook/{name}")
-    print("Open them: .venv/bin/jupyter-lab workbook")
+    print("`make lab` shows them, in the folder workbook.")
 
 
 def write_downloads(folder: Path, notebooks: dict[str, dict]) -> set[str]:
