@@ -145,10 +145,13 @@ def test_options_are_passed_on_only_when_said(bench):
     ]
     result = make(bench, "generate", "PROMPT=x", *said)
     assert result.stdout.strip() == (
-        "[-m][kleinlite][generate][--model][nano][--size][64x32][--steps][4][--guidance][1.5][--seed][7][--image][a b.png]"
-        "[-o][my pictures/a.png][--][x]"
+        "[-m][kleinlite][generate][--model][nano][--size][64x32][--steps][4][--guidance][1.5][--seed][7]"
+        "[--image][a b.png][-o][my pictures/a.png][--][x]"
     )
-    assert make(bench, "generate", "PROMPT=x", OUT="elsewhere", SIZE="9").stdout.strip() == "[-m][kleinlite][generate][--][x]"
+    assert (
+        make(bench, "generate", "PROMPT=x", OUT="elsewhere", SIZE="9").stdout.strip()
+        == "[-m][kleinlite][generate][--][x]"
+    )
 
 
 def test_no_prompt(bench):

@@ -20,12 +20,12 @@ from ..checkpoints import Rule, swap_halves
 from ..flux3 import Flux3Config, Flux3Transformer, ParallelBlock, mode_ids
 from ..klein import Klein
 from ..kv_cache import KVCache
-from ..lora import LoRA, adapted_layers, attach
+from ..lora import LoRA, attach
 from ..memory import Work
 from ..models.adapters import bundled_adapters
 from ..nano.shapes import pixels as levels
 from ..position_ids import Rope, image_ids, reference_ids, rope_table, text_ids
-from ..quantization import QUANT_SPECS, QuantizedLinear, QuantizedMatrix, quantize_matrix
+from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedLinear, QuantizedMatrix, QuantSpec, quantize_matrix
 from ..text_encoder import MLP, Attention, Layer, TextEncoder, TextEncoderConfig, attention_mask
 from ..training import Batch, flow_ids, optim
 from ..transformer import DoubleBlock, Mod, SingleBlock, SwiGLU, Transformer, TransformerConfig, roped_attention
@@ -124,6 +124,16 @@ def packed(seed: int = 0) -> QuantizedMatrix:
     return quantize_matrix(normal(4, 64, seed=seed), NVFP4)
 
 
+def stored() -> QuantizedMatrix:
+    """A matrix (4, 64) that is not quantized."""
+    return QuantizedMatrix({"weight": normal(4, 64)}, UNQUANTIZED)
+
+
+def fp8() -> QuantizedMatrix:
+    """A matrix (4, 64) in FP8, with a scale for each row."""
+    return QuantizedMatrix({"weight": mx.to_fp8(normal(4, 64)), "scales": normal(4, 1)}, QuantSpec("fp8", 8))
+
+
 def low_rank(d_out: int, d_in: int, seed: int = 0) -> LoRA:
     """An adapter of rank 2."""
     return LoRA(normal(2, d_in, seed=seed + 1), normal(d_out, 2, seed=seed + 2), 0.5)
@@ -160,7 +170,7 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
         "ResBlock.__call__": lambda: (filled(ResBlock(4, 8, 4)), normal(1, 4, 6, 4)),
         "AttnBlock.__call__": lambda: (filled(AttnBlock(8, 4)), normal(2, 3, 4, 8)),
         "Downsample.__call__": lambda: (filled(Downsample(4)), normal(1, 4, 6, 4)),
-        "patchify": lambda: (normal(2, 4, 6, 3),),
+        "patchify": lambda: (normal(2, 6, 10, 3),),
         "LatentBatchNorm.normalize": lambda: (filled(LatentBatchNorm(8, 0.1)), normal(1, 2, 3, 8)),
         "Autoencoder.encode": lambda: (filled(Autoencoder(AUTOENCODER)), normal(1, 32, 48, 3)),
     },
@@ -168,7 +178,7 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
         "text_ids": lambda: (5,),
         "image_ids": lambda: [(2, 3), (3, 2, 10)],
         "reference_ids": lambda: ([(2, 3), (1, 2)],),
-        "rope_table": lambda: (image_ids(3, 4, t=10), (4, 8, 4, 4), 100.0),
+        "rope_table": lambda: (image_ids(3, 4, t=511), (4, 8, 4, 4), 100.0),
         "apply_rope": lambda: (normal(2, 2, 6, 16), rope()),
     },
     "text_encoder": {
@@ -183,7 +193,7 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "sampling": {
         "shift_time": lambda: [(t, shift) for t in (0.0, 0.3, 1.0) for shift in (1.0, 3.0)],
-        "noised": lambda: (normal(2, 3, 4), normal(2, 3, 4, seed=1), times()),
+        "noised": lambda: [(normal(2, 3, 4), normal(2, 3, 4, seed=1), t) for t in (times(), 0.3)],
         "schedule": lambda: [(4, 36), (20, 4096)],
         "euler": lambda: (field, normal(1, 3, 4), [1.0, 0.7, 0.2, 0.0]),
         "classifier_free_guidance": lambda: (normal(2, 3), normal(2, 3, seed=1), 4.0),
@@ -191,7 +201,7 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "transformer": {
         "time_features": lambda: (mx.array([0.0, 0.25, 1.0]), 16),
-        "modulate": lambda: (normal(2, 6, 32), *mods(1)[0][:2]),
+        "modulate": lambda: [(rms * normal(2, 6, 32), *mods(1)[0][:2]) for rms in (1, 0.01)],
         "split_heads": lambda: (normal(2, 5, 3 * 2 * 4), 3, 2),
         "roped_attention": lambda: (*qkv(), rope()),
         "SwiGLU.__call__": lambda: (SwiGLU(), normal(2, 3, 8)),
@@ -199,7 +209,9 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
             filled(DoubleBlock(KLEIN)), normal(2, 4, 32), normal(2, 2, 32, seed=1), mods(2), mods(4)[2:], rope()
         ),
         "SingleBlock.__call__": lambda: (filled(SingleBlock(KLEIN)), normal(2, 6, 32), mods(1)[0], rope()),
-        "Transformer.__call__": lambda: (klein(), latents(), features(), times(), image_ids(2, 2), text_ids(5)),
+        "Transformer.__call__": lambda: [
+            (klein(), latents(), features(), t, image_ids(2, 2), text_ids(5)) for t in (times(), 0.7)
+        ],
     },
     "pipeline": {
         "to_pixels": lambda: (picture(3, 2),),
@@ -212,12 +224,14 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
         "masked_field": lambda: (field, latents(), latents(1), mx.array([[[1.0], [0.0], [0.5], [0.5]]])),
     },
     "quantization": {
-        "QuantSpec.bits_per_weight": lambda: [(spec,) for spec in QUANT_SPECS.values()],
-        "QuantizedMatrix.shape": lambda: (packed(),),
-        "QuantizedMatrix.decode": lambda: [(packed(),), (quantize_matrix(normal(4, 128), QUANT_SPECS[4]),)],
-        "quantize_matrix": lambda: (normal(4, 64), NVFP4),
-        "quantized_product": lambda: (normal(2, 64), packed(1)),
-        "QuantizedLinear.__call__": lambda: (QuantizedLinear(packed(), normal(4)), normal(2, 64)),
+        "QuantSpec.bits_per_weight": lambda: [(spec,) for spec in (UNQUANTIZED, *QUANT_SPECS.values())],
+        "QuantizedMatrix.shape": lambda: [(packed(),), (stored(),)],
+        "QuantizedMatrix.decode": lambda: [
+            (packed(),), (stored(),), (fp8(),), (quantize_matrix(normal(4, 128), QUANT_SPECS[4]),)
+        ],
+        "quantize_matrix": lambda: [(normal(4, 64), spec) for spec in (NVFP4, QUANT_SPECS[4])],
+        "quantized_product": lambda: [(normal(2, 64), matrix) for matrix in (packed(1), stored(), fp8())],
+        "QuantizedLinear.__call__": lambda: [(QuantizedLinear(packed(), b), normal(2, 64)) for b in (normal(4), None)],
     },
     "checkpoints": {
         "read_header": lambda: (bundled_adapters()["cross"],),
@@ -260,7 +274,7 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
         ),
         "flow_loss": lambda: (klein(), batch(), mx.random.key(0)),
         "initialize": lambda: (adapted(), mx.random.key(0), ("layers.1",)),
-        "learning_rate": lambda: (1.0, 50, 10),
+        "learning_rate": lambda: [(1.0, 50, 10), (1.0, 5, 10)],
         "training_step": lambda: (adapted(), optim.SGD(0.1), lambda net, x: 100 * (net(x) ** 2).mean()),
     },
     "distillation": {
@@ -282,7 +296,7 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
         "LoRA.delta": lambda: (low_rank(4, 6), None),
         "AdaptedLinear.__call__": lambda: (adapted("one", "two").layers[0], normal(3, 6)),
         "attach": lambda: (adapted("one", "two"), "three", {"layers.0": low_rank(8, 6, seed=20)}, 2.5),
-        "detach": lambda: (adapted("one", "two"), "one"),
+        "detach": lambda: [(adapted("one", "two"), "one"), (adapted("one"), "one")],
         "new_deltas": lambda: (klein(), 2, mx.random.key(0)),
     },
     "z_image": {
@@ -311,7 +325,7 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
         "canvas_size": lambda: [(50, 39), (5000, 3001), (10, 4000)],
     },
     "reward": {
-        "optimality": lambda: (mx.array([[1.0, 1, 1, 0], [0, 1, 0, 0]]),),
+        "optimality": lambda: [(mx.array([[1.0, 1, 1, 0], row]),) for row in ([0, 1, 0, 0], [1, 1, 1, 1])],
         "mirrored": lambda: (latents(), latents(1)),
         "clean_error": lambda: (latents(), latents(1), times(), latents(2)),
         "nft_loss": lambda: (klein(), latents(), features(), times(), latents(2), times(), latents(3), batch().rope),
@@ -329,6 +343,7 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
     },
 }  # fmt: skip
 
+ROUNDED_ONCE = ("apply_rope", "euler")  # in float32 until the end; elsewhere bfloat16 may be added in another order
 FIELDS = ("velocity_field", "guided_field", "masked_field", "cached_velocity_field", "flux3_velocity_field")
 # Where the answer cannot be compared as it is: what to look at in its place, given the arguments too.
 LOOKS: dict[str, Callable[[Any, Any], Any]] = {
@@ -343,8 +358,8 @@ LOOKS: dict[str, Callable[[Any, Any], Any]] = {
     "initialize": lambda _, given: given[0].parameters(),
     "learning_rate": lambda rate, _: [rate(mx.array(step)) for step in (0, 5, 10, 30, 50)],
     "training_step": lambda step, given: [step(normal(8, 6)), step(normal(8, 6, seed=1)), given[0].parameters()],
-    "attach": lambda _, given: given[0](normal(3, 6)),
-    "detach": lambda _, given: [given[0](normal(3, 6)), len(adapted_layers(given[0], "one"))],
+    "attach": lambda _, given: [given[0](normal(3, 6)), *given[0].layers[0].deltas],
+    "detach": lambda _, given: [given[0](normal(3, 6)), type(given[0].layers[0]).__name__],
 }
 
 
@@ -356,15 +371,29 @@ def find_function(names: Mapping[str, Any], hole: str) -> Any:
     return found.fget if isinstance(found, property) else found
 
 
-def try_out(module: str, hole: str) -> Any:
+def narrowed(value: Any) -> Any:
+    """The same in bfloat16, as models compute on a GPU; times and rotations stay as they are."""
+    if isinstance(value, nn.Module):
+        value.set_dtype(mx.bfloat16)
+    elif isinstance(value, mx.array) and value.ndim > 1 and mx.issubdtype(value.dtype, mx.floating):
+        return value.astype(mx.bfloat16)
+    elif isinstance(value, Mod):
+        return Mod(*map(narrowed, value))
+    elif isinstance(value, list):
+        return [tuple(map(narrowed, one)) if type(one) is tuple else narrowed(one) for one in value]
+    return value
+
+
+def try_out(module: str, hole: str, half: bool = False) -> Any:
     """What the promoted function answers to its arguments, as numbers and arrays that can be compared."""
     function = find_function(vars(import_module(f"kleinlite.{module}")), hole)
     look = LOOKS.get(hole, lambda answer, given: answer)
     mx.disable_compile()  # which takes seconds
     try:
         given = HOLES[module][hole]()
-        if isinstance(given, list):
-            return [look(function(*one), one) for one in given]
-        return look(function(*given), given)
+        calls = given if isinstance(given, list) else [given]
+        calls = [tuple(map(narrowed, one)) for one in calls] if half else calls
+        answers = [look(function(*one), one) for one in calls]
+        return answers if isinstance(given, list) else answers[0]
     finally:
         mx.enable_compile()

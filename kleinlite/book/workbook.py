@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from .holes import HOLES, find_function, try_out
+from .holes import HOLES, ROUNDED_ONCE, find_function, try_out
 
 __all__ = ["check", "installed"]
 
@@ -85,10 +85,18 @@ def find_mistake(chapter: str, name: str, names: dict[str, Any]) -> str | None:
     book = find_function(vars(importlib.import_module(f"kleinlite.{chapter}")), name)
     if other := find_other_default(function, book):
         return other
-    right: Any = tree_flatten(try_out(chapter, name))
+    for half in [False] if chapter == "measuring" else [False, True]:
+        if wrong := compare(chapter, name, names, half):
+            return f"in bfloat16, {wrong}" if half else wrong
+    return None
+
+
+def compare(chapter: str, name: str, names: dict[str, Any], half: bool) -> str | None:
+    """A sentence on what the reader's function does otherwise than the book's, or None. half: in bfloat16."""
+    right: Any = tree_flatten(try_out(chapter, name, half))
     try:
         with installed(chapter, names, [name]):
-            found: Any = tree_flatten(try_out(chapter, name))
+            found: Any = tree_flatten(try_out(chapter, name, half))
             mx.eval([value for _, value in found if isinstance(value, mx.array)])
     except NotImplementedError:
         return "still empty. Write its body in the cell above, run that cell, then this one."
@@ -97,7 +105,7 @@ def find_mistake(chapter: str, name: str, names: dict[str, Any]) -> str | None:
         text = (lines[-1].code_context or [""])[0].strip() if lines else ""
         at = f", at `{text}`" if text else ""
         return f"it stops{at}, with {type(error).__name__}: {error}"
-    return find_difference(found, right)
+    return find_difference(found, right, 0.1 if half and name not in ROUNDED_ONCE else 1e-4)
 
 
 def find_other_default(mine: Any, book: FunctionType) -> str | None:
@@ -111,7 +119,7 @@ def find_other_default(mine: Any, book: FunctionType) -> str | None:
     return None
 
 
-def find_difference(found: list[tuple[str, Any]], right: list[tuple[str, Any]]) -> str | None:
+def find_difference(found: list[tuple[str, Any]], right: list[tuple[str, Any]], tolerance: float = 1e-4) -> str | None:
     """A sentence on the first value that differs, or None. Both flattened: [(path, value), …]."""
     if [path for path, _ in found] != [path for path, _ in right]:
         if len(found) == 1 and found[0][1] is None:
@@ -129,10 +137,10 @@ def find_difference(found: list[tuple[str, Any]], right: list[tuple[str, Any]]) 
         elif mine.dtype != value.dtype:
             kinds = [str(x.dtype).removeprefix("mlx.core.") for x in (mine, value)]
             return f"the numbers are {kinds[0]}, expected {kinds[1]}{where}."
-        elif value.size == 1 and not agree(mine, value).item():
+        elif value.size == 1 and not agree(mine, value, tolerance).item():
             return f"it returns {shorten(mine.item())}, expected {shorten(value.item())}{where}."
-        elif not agree(mine, value).all().item():
-            return f"{list_differences(mine, value)}{where}."
+        elif not agree(mine, value, tolerance).all().item():
+            return f"{list_differences(mine, value, tolerance)}{where}."
     return None
 
 
@@ -143,16 +151,16 @@ def is_same(mine: Any, right: Any) -> bool:
     return bool(mine == right)
 
 
-def agree(mine: mx.array, right: mx.array) -> mx.array:
-    """Where two arrays of one shape are equal, within 1e-4 of the largest value; whole numbers exactly."""
+def agree(mine: mx.array, right: mx.array, tolerance: float) -> mx.array:
+    """Where two arrays of one shape are equal, within this part of the largest value; whole numbers exactly."""
     if not mx.issubdtype(right.dtype, mx.floating):
         return mine == right
-    return mx.abs(mine - right) <= 1e-4 * mx.maximum(mx.abs(right).max(), 1e-6)
+    return mx.abs(mine - right) <= tolerance * mx.maximum(mx.abs(right).max(), 1e-6)
 
 
-def list_differences(mine: mx.array, right: mx.array) -> str:
+def list_differences(mine: mx.array, right: mx.array, tolerance: float) -> str:
     """The first three entries that differ, and how many do; the shapes are the same."""
-    places = np.argwhere(~np.asarray(agree(mine, right))).tolist()
+    places = np.argwhere(~np.asarray(agree(mine, right, tolerance))).tolist()
     shown = []
     for place in places[:3]:
         values = [shorten(x[tuple(place)].item()) for x in (mine, right)]

@@ -282,9 +282,17 @@ def test_what_a_red_light_says():
     for code, hole, sentence in (
         (shift.format("None"), "shift_time", "it returns None, expected 0 (part 0 of the answer)."),
         (shift.format("t"), "shift_time", "it returns 0.3, expected 0.5625 (part 3 of the answer)."),
-        (noised.format("None"), "noised", "it returns None, expected an array of shape (2, 3, 4)."),
-        (noised.format("clean[0]"), "noised", "the shape is (3, 4), expected (2, 3, 4)."),
-        (noised.format("clean.astype(mx.float16)"), "noised", "the numbers are float16, expected float32."),
+        (
+            noised.format("None"),
+            "noised",
+            "it returns None, expected an array of shape (2, 3, 4) (part 0 of the answer).",
+        ),
+        (noised.format("clean[0]"), "noised", "the shape is (3, 4), expected (2, 3, 4) (part 0 of the answer)."),
+        (
+            noised.format("clean.astype(mx.float16)"),
+            "noised",
+            "the numbers are float16, expected float32 (part 0 of the answer).",
+        ),
         (noised.format("clean + unknown"), "noised", "it stops, with NameError: name 'unknown' is not defined"),
         ("noised = 3", "noised", "there is no such function yet: run the cell above first."),
         (noised.format("exit()"), "noised", "it stops, with SystemExit: None"),
@@ -352,6 +360,34 @@ def test_a_right_body_in_other_words_is_green(words):
     names = dict(names_of("sampling"))
     exec(EMPTY + IN_OTHER_WORDS[words], names)
     assert say("sampling.schedule", names) == "✓ schedule: right"
+
+
+HALF = {  # bodies that are right in float32, and not in bfloat16
+    "position_ids.apply_rope": (".astype(x.dtype)", ""),
+    "sampling.euler": (
+        "(x.astype(mx.float32) + (t_next - t) * v.astype(mx.float32)).astype(x.dtype)",
+        "x + (t_next - t) * v",
+    ),
+    "sampling.noised": (".astype(clean.dtype)", ""),
+    "transformer.Transformer.__call__": (".astype(img.dtype)", ""),
+    "kv_cache.extract_kv": (".astype(references.dtype)", ""),
+    "kv_cache.cached_velocity": (".astype(img.dtype)", ""),
+    "pipeline.velocity_field": ("img.astype(txt.dtype)", "img"),
+    "training.velocity_loss": (".astype(mx.float32)", ""),
+    "z_image.ZImageTransformer.__call__": (".astype(img.dtype)", ""),
+}
+
+
+@pytest.mark.parametrize("hole", HALF)
+def test_a_light_tries_bfloat16_too(hole):
+    """As the book's tests do."""
+    module, _, name = hole.partition(".")
+    right, wrong = HALF[hole]
+    source = cell_with(module, name)
+    assert right in source
+    names = dict(names_of(module))
+    exec(source.replace(right, wrong), names)
+    assert say(hole, names).startswith(f"✗ {name}: in bfloat16, ")
 
 
 HELPED = """
@@ -471,6 +507,10 @@ def test_the_first_cell_does_nothing_but_on_colab(monkeypatch):
     exec(first, {})
     assert ran[0][:3] == ["git", "clone", "-q"] and ran[1][1:4] == ["-m", "pip", "install"]
     assert ran[2] == "/content/kleinlite/notebooks" and sys.path[0] == "/content/kleinlite"
+    ran.clear()
+    monkeypatch.setattr("os.path.isdir", lambda path: path == "/content/kleinlite")
+    exec(first, {})  # Restart and run all
+    assert [command[1:4] for command in ran[:1]] == [["-m", "pip", "install"]]
 
 
 def test_hints():
