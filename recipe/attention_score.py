@@ -24,7 +24,7 @@ from kleinlite.scenes import Scene, captions, draw, sample
 from kleinlite.text_encoder import TEMPLATE
 from kleinlite.transformer import roped_attention
 
-STORED = Path(__file__).parents[1] / "site" / "javascript" / "scores.js"
+STORED = Path(__file__).parents[1] / "site" / "javascript" / "scores.json"
 SCENES = 20
 LEVELS = (0.2, 0.6, 0.9)  # of noise
 PATCH = 16  # pixels on a side
@@ -115,13 +115,7 @@ def measure() -> dict[str, list[list[float]]]:
 
 def main() -> None:
     found = measure()
-    STORED.write_text(
-        "// How true the maps of a caption's words are, measured by `python -m recipe.attention_score`: AUC by block\n"
-        "// and noise level, of the thing's own word and of the other thing's.\n"
-        f"export const LEVELS = {json.dumps(LEVELS)};\n"
-        f"export const AUC = {json.dumps(found)};\n",
-        "utf-8",
-    )
+    STORED.write_text(json.dumps({"levels": LEVELS, "auc": found}) + "\n", "utf-8")
     for name, values in found.items():
         print(f"{name:10} {values}")
 

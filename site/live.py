@@ -166,6 +166,7 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size, "FILES": sums, "LIMITS": say_limits()}
     says["ADAPTER"] = say_adapter(nano)
     says["STORED"] = STORED
+    says["SCORES"] = json.loads((SCRIPTS / "scores.json").read_text("utf-8"))  # python -m recipe.attention_score
     served = (".js", ".wasm", ".css", ".bin")
     scripts = {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in served}
     scripts["model.js"] = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in says.items()).encode()

@@ -1,6 +1,5 @@
 // The page "Look inside": the book's diagram, alive, over the visitor's own sentence. Every box opens a view.
-import { BYTES, SIZE, STORED } from "./model.js";
-import { AUC, LEVELS } from "./scores.js";
+import { BYTES, SCORES, SIZE, STORED } from "./model.js";
 import { calm, field, make, megabytes, paint, Painter } from "./painter.js";
 import { chart, figure, heat, overlay, slider, toggles, viridis } from "./views.js";
 
@@ -117,10 +116,11 @@ function scoreOf(run) {
   if (now.block < 0 || now.head >= 0)
     return "How true is the map of a word? Choose a block, with the mean of all heads, and its score is told here.";
   const { t } = stepOf(run),
-    level = LEVELS.reduce((best, its, i) => (Math.abs(its - t) < Math.abs(LEVELS[best] - t) ? i : best), 0),
-    [own, other] = AUC[run.read.blocks[now.block]][level];
+    { levels, auc } = SCORES,
+    level = levels.reduce((best, its, i) => (Math.abs(its - t) < Math.abs(levels[best] - t) ? i : best), 0),
+    [own, other] = auc[run.read.blocks[now.block]][level];
   return (
-    `How true is the map of a word? In this block, at noise level ${LEVELS[level]}, the word for a thing finds its patches with an AUC of ` +
+    `How true is the map of a word? In this block, at noise level ${levels[level]}, the word for a thing finds its patches with an AUC of ` +
     `${own.toFixed(2)}, and the word for the other thing finds them with ${other.toFixed(2)} (0.5 is chance, 1 perfect). Measured on 20 drawn scenes ` +
     "of two shapes, encoded and mixed with noise, where the true patches are those that change when the thing is left out."
   );

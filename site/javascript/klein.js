@@ -104,8 +104,10 @@ export function noise(seed, n) {
 
 // The inverse error function as MLX has it: two polynomials with fused products. A product of two float32 is exact in a
 // double, so that rounding once after the sum is the same.
+// deno-fmt-ignore
 const FAR = [3.03697567e-10, 2.93243101e-8, 1.22150334e-6, 2.84108955e-5, 3.93552968e-4, 3.02698812e-3, 4.83185798e-3,
   -2.64646143e-1, 8.40016484e-1].map(f);
+// deno-fmt-ignore
 const NEAR = [5.43877832e-9, 1.43285448e-7, 1.22774793e-6, 1.12963626e-7, -5.61530760e-5, -1.47697632e-4,
   2.31468678e-3, 1.15392581e-2, -2.32015476e-1, 8.86226892e-1].map(f);
 function normal(bits) {
@@ -206,9 +208,12 @@ class Arrays {
   place(name, { shape, values }) {
     const [out, inn = 1, kh = 1, kw = 1] = shape, flat = shape.length === 1 || name.endsWith("embed_tokens.weight");
     const wide = flat ? out : up4(out), at = this.zeros(flat ? values.length : kh * kw * inn * wide), M = this.M;
-    if (flat) M.set(values, at);
-    else for (let o = 0, from = 0; o < out; o++) for (let i = 0; i < inn; i++) for (let r = 0; r < kh * kw; r++)
-      M[at + (r * inn + i) * wide + o] = values[from++];
+    if (flat) {
+      M.set(values, at);
+    } else {
+      for (let o = 0, from = 0; o < out; o++) for (let i = 0; i < inn; i++) for (let r = 0; r < kh * kw; r++)
+        M[at + (r * inn + i) * wide + o] = values[from++];
+    }
     this.W.set(name, { at, out: wide, inn });
   }
 
@@ -288,13 +293,15 @@ class Arrays {
   groupNorm(x, H, W, c, groups, name, { frame = 1, act = true } = {}) {
     const n = H * W, size = c / groups, row = (W + 2 * frame) * c, y = this.zeros((H + 2 * frame) * row), M = this.M;
     const sums = new Float64Array(groups), squares = new Float64Array(groups);
-    for (let i = 0, at = x; i < n; i++) for (let q = 0; q < groups; q++) for (let j = 0; j < size; j++, at++) {
+    const groupOf = (channel) => Math.floor(channel / size);
+    for (let i = 0, at = x; i < n; i++) for (let j = 0; j < c; j++, at++) {
+      const q = groupOf(j);
       sums[q] += M[at]; squares[q] += M[at] * M[at];
     }
     const scale = new Float64Array(c), shift = new Float64Array(c);
     const w = this.W.get(`${name}.weight`).at, b = this.W.get(`${name}.bias`).at;
     for (let j = 0; j < c; j++) {
-      const q = Math.floor(j / size), mean = sums[q] / (n * size);
+      const q = groupOf(j), mean = sums[q] / (n * size);
       scale[j] = M[w + j] / Math.sqrt(squares[q] / (n * size) - mean * mean + 1e-6);
       shift[j] = M[b + j] - mean * scale[j];
     }

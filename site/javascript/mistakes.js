@@ -8,14 +8,7 @@ export const MISTAKES = [
     "row, column swapped",
     [["(2 * i + ((k >> 1) & 1)) * 2 * gw + 2 * j + (k & 1)", "(2 * i + (k & 1)) * 2 * gw + 2 * j + ((k >> 1) & 1)"]],
   ],
-  [
-    1,
-    "MLX's group order",
-    [
-      ["for (let q = 0; q < groups; q++) for (let j = 0; j < size; j++, at++)", "for (let j = 0; j < size; j++) for (let q = 0; q < groups; q++, at++)"],
-      ["const q = Math.floor(j / size)", "const q = j % groups"],
-    ],
-  ],
+  [1, "MLX's group order", [["Math.floor(channel / size)", "channel % groups"]]],
   [2, "pairs by halves", [["this.turn(y, s, nh, hd, rope);", "this.turn(y, s, nh, hd, rope, 1, hd / 2);"]]],
   [2, "ids without h and w", [["[t, Math.floor(i / gw), i % gw, 0]", "[t, 0, 0, 0]"]]],
   [2, "h and w swapped", [["[t, Math.floor(i / gw), i % gw, 0]", "[t, i % gw, Math.floor(i / gw), 0]"]]],
