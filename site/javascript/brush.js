@@ -59,8 +59,9 @@ export class Brush {
   }
 
   paintAt(x, y) {
-    for (let i = 0; i < this.mask.length; i++)
+    for (let i = 0; i < this.mask.length; i++) {
       if (Math.hypot((i % this.width) + 0.5 - x, Math.floor(i / this.width) + 0.5 - y) < WIDE) this.mask[i] = 255;
+    }
     [this.x, this.y] = [x, y];
     this.draw();
     this.changed();

@@ -149,7 +149,7 @@ const beside = make("div.row.maps.beside", { "aria-live": "polite" }),
       MISTAKES.filter(([of]) => of === chapter).map(([, name]) => [name, name]),
       null,
       (name) => drawMistake(name),
-    ),
+    )
   );
 document
   .querySelector("#live-mistakes")
@@ -234,14 +234,16 @@ const forget = follow(prompt, {
 });
 
 /** The model of the form, and its adapter if it has one. */
-const chosenModel = () => (model.value === ADAPTER.file ? { model: "nano", lora: ADAPTER.file } : { model: model.value });
+const chosenModel =
+  () => (model.value === ADAPTER.file ? { model: "nano", lora: ADAPTER.file } : { model: model.value });
 
 /** What the form says, or a sentence on what is wrong with it. */
 function wished() {
   const [width, height] = size.value.split("x").map(Number),
     value = seed.value.trim();
-  if (!/^\d+$/.test(value) || BigInt(value) >= 2n ** 64n)
+  if (!/^\d+$/.test(value) || BigInt(value) >= 2n ** 64n) {
     throw new Error(`A seed is a whole number from 0 to 2⁶⁴ − 1, ${value || "nothing"} is not.`);
+  }
   return {
     prompt: prompt.value,
     seed: BigInt(value),
@@ -346,15 +348,19 @@ async function run(wish, way = "asked") {
         if (mine !== running) return;
         progress.hidden = true;
         tell(found);
-        if (!found.wasm)
+        if (!found.wasm) {
           slow = " This browser runs without WebAssembly here: slower, and on the way there are rough pictures only.";
+        }
       },
       step: (step) => {
         if (mine !== running) return;
         brush.sheet.hidden = true; // the film is seen; the mask stays
         brushing.setAttribute("aria-pressed", "false");
-        if (way === "asked")
-          say(`Step ${step.index + 1} of ${step.steps}, noise level ${step.t.toFixed(2)} to ${step.t_next.toFixed(2)}.`);
+        if (way === "asked") {
+          say(
+            `Step ${step.index + 1} of ${step.steps}, noise level ${step.t.toFixed(2)} to ${step.t_next.toFixed(2)}.`,
+          );
+        }
         if (step.rgba) keep(step);
         else if (step.rough && !still) enlarge(step.rough, wish);
       },
@@ -365,14 +371,17 @@ async function run(wish, way = "asked") {
     else {
       if (still) film.replaceChildren(...frames);
       if (way === "draft" && complete) say(`One step so far. Pause, and nano draws it in ${steps.value}.`);
-      else
+      else {
         say(
           (stopped
-            ? `Stopped after ${seen.step.index + 1} of ${seen.step.steps} steps: this is the picture expected from there.`
+            ? `Stopped after ${
+              seen.step.index + 1
+            } of ${seen.step.steps} steps: this is the picture expected from there.`
             : `Drawn in ${seconds.toFixed(1)} s.`) +
             slow +
             (limits && ` ${limits}`),
         );
+      }
       show({ picture: seen.picture, wish, stopped });
       if (way === "asked") hang(shown);
       if (way !== "draft") remember();
@@ -396,14 +405,17 @@ function hang(drawn) {
       show(drawn);
       remember();
     };
-  gallery.prepend(make("button", { type: "button", "aria-label": `Show again: ${drawn.wish.prompt}`, onclick: again }, small));
+  gallery.prepend(
+    make("button", { type: "button", "aria-label": `Show again: ${drawn.wish.prompt}`, onclick: again }, small),
+  );
 }
 
 /** Marks a mistake as chosen, or none. */
 function mark(name) {
   chosen = name && { name };
-  for (const button of exchanges.flatMap((of) => [...of.children]))
+  for (const button of exchanges.flatMap((of) => [...of.children])) {
     button.setAttribute("aria-pressed", String(button.textContent === name));
+  }
 }
 
 /** The right picture, and beside it the one with a mistake, or room for it. */
@@ -486,8 +498,8 @@ function show(drawn) {
   download.title = drawn.stopped
     ? "A run that was stopped cannot be drawn again from its file"
     : drawn.wish.reference
-      ? "Drawn again with --like and the picture before as --image"
-      : "";
+    ? "Drawn again with --like and the picture before as --image"
+    : "";
   busy(false);
 }
 
@@ -514,7 +526,7 @@ function remember() {
 function tell({ tokens, most }) {
   words.replaceChildren(
     ...tokens.map(({ id, text, mine }) =>
-      make(mine ? "span.mine" : "span", { title: `id ${id}` }, text.replace(/\n/g, "↵"), make("sub", {}, String(id))),
+      make(mine ? "span.mine" : "span", { title: `id ${id}` }, text.replace(/\n/g, "↵"), make("sub", {}, String(id)))
     ),
   );
   words.append(` ${tokens.length} of ${most} tokens; the pale ones are the chat template.`);
@@ -540,8 +552,9 @@ model.onchange = () => {
   typed.disabled = model.value === "nano-base"; // a minute a picture: too slow to follow anybody
 };
 prompt.oninput = () => {
-  if (shown && !typed.checked && !page.matches("[aria-busy=true]"))
+  if (shown && !typed.checked && !page.matches("[aria-busy=true]")) {
     painter.ask("read", { prompt: prompt.value }, { read: tell }).catch((error) => say(error.message));
+  }
 };
 download.onclick = async () => {
   const { picture, wish } = shown,
@@ -590,7 +603,7 @@ function offered() {
 /** Before anything is loaded: the run of the first example, drawn when the site was made (`python site/live.py`). */
 function show_stored() {
   const pictures = [1, 2, 3, 4].map((step) =>
-    make("img", { src: `images/draw-${step}.png`, width: SIZE, height: SIZE, alt: `Expected after step ${step}` }),
+    make("img", { src: `images/draw-${step}.png`, width: SIZE, height: SIZE, alt: `Expected after step ${step}` })
   );
   const last = make("img", { src: "images/draw-4.png" }),
     lay = (right) => pair(right, "one line wrong", null, ...offered());

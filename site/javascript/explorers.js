@@ -73,10 +73,10 @@ function ropeExplorer(place) {
   const similar = (t, [from, to], here) =>
     Array.from({ length: grid * grid }, (_, i) => {
       let sum = 0;
-      for (let c = from; c < to; c++)
-        sum +=
-          tables[t].cos[i * half + c] * tables[0].cos[here * half + c] +
+      for (let c = from; c < to; c++) {
+        sum += tables[t].cos[i * half + c] * tables[0].cos[here * half + c] +
           tables[t].sin[i * half + c] * tables[0].sin[here * half + c];
+      }
       return sum / (to - from);
     });
   const lowest = Object.fromEntries(
@@ -100,7 +100,7 @@ function ropeExplorer(place) {
           });
         canvas.getContext("2d").fillStyle = "#d63031";
         canvas.getContext("2d").fillRect(now.column + 0.25, now.row + 0.25, 0.5, 0.5);
-        if (i === 0)
+        if (i === 0) {
           canvas.onclick = (event) => {
             const box = canvas.getBoundingClientRect(),
               at = (share) => Math.min(grid - 1, Math.max(0, Math.floor(share * grid)));
@@ -109,6 +109,7 @@ function ropeExplorer(place) {
             steer();
             draw();
           };
+        }
         return figure(canvas, `${name}: ${Math.min(...seen).toFixed(2)} to ${Math.max(...seen).toFixed(2)}`);
       }),
     );
@@ -189,10 +190,13 @@ function attentionViewer(place, read, steps) {
       picture = { rgba: step.rgba, width: 16 * gw, height: 16 * gh };
     const its = tokens.flatMap((token, j) => (token.from < now.word + text.length && token.to > now.word ? [j] : []));
     blocks.forEach((_, b) => {
-      if (now.block < 0 || now.block === b)
-        for (let h = 0; h < heads; h++)
-          for (let i = 0; i < n; i++)
+      if (now.block < 0 || now.block === b) {
+        for (let h = 0; h < heads; h++) {
+          for (let i = 0; i < n; i++) {
             for (const j of its) seen[i] += step.attention[((b * heads + h) * s + m + i) * s + j];
+          }
+        }
+      }
     });
     const mean = seen.reduce((a, b) => a + b) / n;
     paint(canvases[0], picture);
@@ -204,7 +208,9 @@ function attentionViewer(place, read, steps) {
       gw,
     );
     captions[0].textContent = `expected after step ${now.step}`;
-    captions[1].textContent = `what attends to “${text}”: up to ${(Math.max(...seen) / mean).toFixed(1)} times the mean`;
+    captions[1].textContent = `what attends to “${text}”: up to ${
+      (Math.max(...seen) / mean).toFixed(1)
+    } times the mean`;
   };
   place.append(
     toggles("word", words, now.word, (v) => {

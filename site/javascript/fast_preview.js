@@ -9,7 +9,7 @@ export function preview(matrix, latents, gh, gw) {
     width = BLOCKS * gw,
     height = BLOCKS * gh,
     rgba = new Uint8ClampedArray(4 * width * height).fill(255);
-  for (let i = 0; i < gh * gw; i++)
+  for (let i = 0; i < gh * gw; i++) {
     for (let k = 0; k < many; k++) {
       let value = matrix[c * many + k];
       for (let j = 0; j < c; j++) value += latents[i * c + j] * matrix[j * many + k];
@@ -17,5 +17,6 @@ export function preview(matrix, latents, gh, gw) {
         column = BLOCKS * (i % gw) + (Math.floor(k / 3) % BLOCKS);
       rgba[4 * (row * width + column) + (k % 3)] = 255 * (value / 2 + 0.5); // a clamped array rounds halves to even
     }
+  }
   return { rgba, width, height };
 }

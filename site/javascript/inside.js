@@ -84,13 +84,14 @@ function attention(run, i) {
     all = stepOf(run).attention,
     row = new Float32Array(s);
   let count = 0;
-  for (let b = 0; b < blocks.length; b++)
+  for (let b = 0; b < blocks.length; b++) {
     for (let h = 0; h < heads; h++) {
       if ((now.block >= 0 && b !== now.block) || (now.head >= 0 && h !== now.head)) continue;
       const at = ((b * heads + h) * s + i) * s;
       for (let j = 0; j < s; j++) row[j] += all[at + j];
       count++;
     }
+  }
   return row.map((value) => value / count);
 }
 
@@ -99,29 +100,36 @@ function fit(run, token) {
   const { s, m, hd, heads, blocks } = run.read,
     { product } = stepOf(run),
     seen = new Float32Array(s - m);
-  for (let b = 0; b < blocks.length; b++)
+  for (let b = 0; b < blocks.length; b++) {
     for (let h = 0; h < heads; h++) {
       if ((now.block >= 0 && b !== now.block) || (now.head >= 0 && h !== now.head)) continue;
       const at = 2 * (b * heads + h) * s * hd,
         key = at + (s + Math.min(token, m - 1)) * hd;
-      for (let i = 0; i < s - m; i++)
+      for (let i = 0; i < s - m; i++) {
         for (let c = 0; c < hd; c++) seen[i] += product[at + (m + i) * hd + c] * product[key + c];
+      }
     }
+  }
   const least = Math.min(...seen);
   return seen.map((value) => value - least);
 }
 
 /** How true such a map is, as it was measured on drawings. */
 function scoreOf(run) {
-  if (now.block < 0 || now.head >= 0)
+  if (now.block < 0 || now.head >= 0) {
     return "How true is the map of a word? Choose a block, with the mean of all heads, and its score is told here.";
+  }
   const { t } = stepOf(run),
     { levels, auc } = SCORES,
     level = levels.reduce((best, its, i) => (Math.abs(its - t) < Math.abs(levels[best] - t) ? i : best), 0),
     [own, other] = auc[run.read.blocks[now.block]][level];
   return (
-    `How true is the map of a word? In this block, at noise level ${levels[level]}, the word for a thing finds its patches with an AUC of ` +
-    `${own.toFixed(2)}, and the word for the other thing finds them with ${other.toFixed(2)} (0.5 is chance, 1 perfect). Measured on 20 drawn scenes ` +
+    `How true is the map of a word? In this block, at noise level ${
+      levels[level]
+    }, the word for a thing finds its patches with an AUC of ` +
+    `${own.toFixed(2)}, and the word for the other thing finds them with ${
+      other.toFixed(2)
+    } (0.5 is chance, 1 perfect). Measured on 20 drawn scenes ` +
     "of two shapes, encoded and mixed with noise, where the true patches are those that change when the thing is left out."
   );
 }
@@ -179,8 +187,7 @@ const patchSliders = () => {
 const VIEWS = {
   tokens: {
     box: "tokens",
-    says:
-      "The sentence is cut into pieces that the tokenizer knows, each with a number; around it stands a chat " +
+    says: "The sentence is cut into pieces that the tokenizer knows, each with a number; around it stands a chat " +
       "template, behind it padding.",
     chapter: ["03_text_encoder", 3],
     show: ({ read }) => [
@@ -188,7 +195,7 @@ const VIEWS = {
         "p.tokens",
         {},
         ...read.tokens.map((token) =>
-          make(token.mine ? "span.mine" : "span", {}, shown(token.text), make("sub", {}, String(token.id))),
+          make(token.mine ? "span.mine" : "span", {}, shown(token.text), make("sub", {}, String(token.id)))
         ),
       ),
       make("p", {}, `${read.tokens.length} tokens, filled up to ${read.most}.`),
@@ -196,8 +203,7 @@ const VIEWS = {
   },
   reading: {
     box: "reading",
-    says:
-      "Each token gathers from those before it. Choose one: the brighter another, the more of it is taken in by " +
+    says: "Each token gathers from those before it. Choose one: the brighter another, the more of it is taken in by " +
       "this head.",
     chapter: ["03_text_encoder", 3],
     controls: () => [
@@ -212,9 +218,11 @@ const VIEWS = {
         at = Math.min(now.token, tokens.length - 1),
         row = new Float32Array(m);
       const heads = now.textHead < 0 ? [...Array(textHeads).keys()] : [now.textHead];
-      for (const h of heads)
-        for (let j = 0; j < m; j++)
+      for (const h of heads) {
+        for (let j = 0; j < m; j++) {
           row[j] += textAttention[((now.layer * textHeads + h) * m + at) * m + j] / heads.length;
+        }
+      }
       const most = Math.max(...row);
       return [
         make(
@@ -224,7 +232,7 @@ const VIEWS = {
             chip(token, j <= at ? row[j] / most : null, j === at, () => {
               now.token = j;
               refresh();
-            }),
+            })
           ),
         ),
         make(
@@ -237,8 +245,7 @@ const VIEWS = {
   },
   features: {
     box: "features",
-    says:
-      "What three layers make of every token, side by side: the transformer reads this and nothing else. Rows " +
+    says: "What three layers make of every token, side by side: the transformer reads this and nothing else. Rows " +
       "are tokens, columns are channels; the numbers say how alike a token's vector is from one tap to the next.",
     chapter: ["03_text_encoder", 3],
     show: ({ read }) => {
@@ -263,14 +270,14 @@ const VIEWS = {
       const rows = tokens.flatMap((token, i) =>
         token.mine
           ? [
-              make(
-                "tr",
-                {},
-                make("td", {}, shown(token.text)),
-                ...taps.slice(1).map((_, k) => make("td", {}, number(alike(i, k)))),
-              ),
-            ]
-          : [],
+            make(
+              "tr",
+              {},
+              make("td", {}, shown(token.text)),
+              ...taps.slice(1).map((_, k) => make("td", {}, number(alike(i, k)))),
+            ),
+          ]
+          : []
       );
       return [
         make("div.row.maps", {}, ...maps),
@@ -294,8 +301,7 @@ const VIEWS = {
   },
   latents: {
     box: "latents",
-    says:
-      "The picture is made in a small grid of numbers, many channels deep. Each square is one channel of what is " +
+    says: "The picture is made in a small grid of numbers, many channels deep. Each square is one channel of what is " +
       "expected from this step; choose one, push it, and see what it paints.",
     chapter: ["01_autoencoder", 1],
     steps: true,
@@ -322,10 +328,12 @@ const VIEWS = {
         H = rows * (gh + 1),
         W = columns * (gw + 1),
         sheet = new Float32Array(H * W).fill(-3);
-      for (let c = 0; c < channels; c++)
-        for (let i = 0; i < gh * gw; i++)
+      for (let c = 0; c < channels; c++) {
+        for (let i = 0; i < gh * gw; i++) {
           sheet[(Math.floor(c / columns) * (gh + 1) + Math.floor(i / gw)) * W + (c % columns) * (gw + 1) + (i % gw)] =
             step.clean[i * channels + c];
+        }
+      }
       const canvas = heat(
           make("canvas.sheet.choose", { role: "img", "aria-label": `${channels} channels` }),
           sheet,
@@ -370,8 +378,7 @@ const VIEWS = {
   },
   attention: {
     box: "attention",
-    says:
-      "Every patch of the picture looks at all others, and at the words. Choose a patch: bright is where it " +
+    says: "Every patch of the picture looks at all others, and at the words. Choose a patch: bright is where it " +
       "looks; words and picture share its whole attention.",
     chapter: ["05_transformer", 5],
     steps: true,
@@ -400,7 +407,9 @@ const VIEWS = {
           ),
           figure(
             overlay(make("canvas.word"), picture(run, stepOf(run)), fit(run, now.token), gh, gw),
-            `how well each patch's query fits the key of “${shown(tokens[Math.min(now.token, tokens.length - 1)].text)}”`,
+            `how well each patch's query fits the key of “${
+              shown(tokens[Math.min(now.token, tokens.length - 1)].text)
+            }”`,
           ),
         ),
         make(
@@ -413,18 +422,20 @@ const VIEWS = {
               j === now.token,
               token.mine
                 ? () => {
-                    now.token = j;
-                    refresh();
-                  }
+                  now.token = j;
+                  refresh();
+                }
                 : undefined,
-            ),
+            )
           ),
         ),
         make("p.score", {}, scoreOf(run)),
         make(
           "p",
           {},
-          `${percent(mine)} goes to your words, ${percent(share(words) - mine)} to the template, ${percent(all - share(words))} to padding.`,
+          `${percent(mine)} goes to your words, ${percent(share(words) - mine)} to the template, ${
+            percent(all - share(words))
+          } to padding.`,
         ),
       ];
     },
@@ -441,8 +452,7 @@ const VIEWS = {
   },
   modulation: {
     box: "modulation",
-    says:
-      "The noise level t alone decides how strongly each part of a block is shifted, scaled and let through: the " +
+    says: "The noise level t alone decides how strongly each part of a block is shifted, scaled and let through: the " +
       "mean size of these vectors, from pure noise (1) to the picture (0). The red line is this step.",
     chapter: ["05_transformer", 5],
     steps: true,
@@ -482,29 +492,27 @@ const VIEWS = {
           {},
           ...(count > 3
             ? [
-                ["attention", 0],
-                ["MLP", 3],
-              ]
-            : [["attention and MLP", 0]]
-          ).map(([title, first]) =>
-            chart({
-              title,
-              x: "noise level t",
-              y: "root mean square",
-              series: series(first),
-              mark: stepOf(run).t,
-              xlim: [0, 1],
-              floor: 0,
-            }),
-          ),
+              ["attention", 0],
+              ["MLP", 3],
+            ]
+            : [["attention and MLP", 0]]).map(([title, first]) =>
+              chart({
+                title,
+                x: "noise level t",
+                y: "root mean square",
+                series: series(first),
+                mark: stepOf(run).t,
+                xlim: [0, 1],
+                floor: 0,
+              })
+            ),
         ),
       ];
     },
   },
   velocity: {
     box: "velocity",
-    says:
-      "The answer of the transformer is a direction. From where the walk stands, the arrow leads to the picture " +
+    says: "The answer of the transformer is a direction. From where the walk stands, the arrow leads to the picture " +
       "expected there; a step goes part of the way, and asks again.",
     chapter: ["04_sampling", 4],
     steps: true,
@@ -529,8 +537,9 @@ const VIEWS = {
         walk = [start, ...steps.map((step) => step.latents)].map(flat),
         goals = steps.map((step) => flat(step.clean)),
         step = stepOf(run);
-      const sizes = Float32Array.from({ length: gh * gw }, (_, i) =>
-        norm(step.velocity.subarray(i * channels, (i + 1) * channels)),
+      const sizes = Float32Array.from(
+        { length: gh * gw },
+        (_, i) => norm(step.velocity.subarray(i * channels, (i + 1) * channels)),
       );
       return [
         make(
@@ -560,8 +569,7 @@ const VIEWS = {
   },
   picture: {
     box: "picture",
-    says:
-      "The decoder makes pixels of latents: this is the picture that is expected from the step, and after the " +
+    says: "The decoder makes pixels of latents: this is the picture that is expected from the step, and after the " +
       "last one the picture.",
     chapter: ["06_pipeline", 6],
     steps: true,
@@ -615,9 +623,9 @@ const VIEWS = {
         head: [{ block, head }, `head ${head + 1} of block “${block}” is silent`],
         gate: block.startsWith("double")
           ? [
-              { shut: { block, gate: now.gate } },
-              `the gate of the ${now.gate === 2 ? "attention" : "feed-forward part"} of block “${block}” is shut`,
-            ]
+            { shut: { block, gate: now.gate } },
+            `the gate of the ${now.gate === 2 ? "attention" : "feed-forward part"} of block “${block}” is shut`,
+          ]
           : [{ block }, `the one gate of block “${block}” is shut`],
         word: [{ token }, `deaf for ${word(token)}`],
         swap: [{ swap: [token, mate] }, `${word(token)} and ${word(mate)} in each other's place`],
@@ -631,7 +639,9 @@ const VIEWS = {
       drawWithout(run, cut).then((after) => {
         paint(spoiled, after);
         const apart = right.rgba.reduce((sum, value, i) => sum + Math.abs(value - after.rgba[i]), 0);
-        says.textContent = `The picture changes by ${(apart / right.rgba.length / 0.75).toFixed(1)} of 255 levels on average.`;
+        says.textContent = `The picture changes by ${
+          (apart / right.rgba.length / 0.75).toFixed(1)
+        } of 255 levels on average.`;
       }, () => 0); // overtaken by the next one
       const chips = (key, other) =>
         make(
@@ -640,11 +650,11 @@ const VIEWS = {
           ...tokens.map((each, j) =>
             each.mine
               ? chip(each, null, j === now[key], () => {
-                  if (now[other] === j) now[other] = now[key];
-                  now[key] = j;
-                  refresh();
-                })
-              : "",
+                if (now[other] === j) now[other] = now[key];
+                now[key] = j;
+                refresh();
+              })
+              : ""
           ),
         );
       return [
@@ -666,8 +676,7 @@ const VIEWS = {
   },
   difference: {
     box: "difference",
-    says:
-      "Both began with the same noise: what differs comes from the words. The lines say how far the two are " +
+    says: "Both began with the same noise: what differs comes from the words. The lines say how far the two are " +
       "apart after every block, in parts of their own size; the map, where in the picture, after the chosen " +
       "block.",
     chapter: ["05_transformer", 5],
@@ -717,7 +726,7 @@ const VIEWS = {
                 gw,
               ),
               run.prompt,
-            ),
+            )
           ),
         ),
       ];
@@ -737,8 +746,8 @@ function showProduct(run) {
     i >= m
       ? `patch in row ${Math.floor((i - m) / gw)}, column ${(i - m) % gw}`
       : i < tokens.length
-        ? `“${shown(tokens[i].text)}”`
-        : "padding";
+      ? `“${shown(tokens[i].text)}”`
+      : "padding";
   const map = make("canvas.product.choose", {
       tabindex: 0,
       role: "application",
@@ -904,15 +913,16 @@ function refresh(withControls = false) {
     else item.firstChild.removeAttribute("aria-current");
   });
   if (withControls) choose(now.view);
-  else
+  else {
     replace(
       columns,
       view.together
         ? [make("div.column", {}, ...view.show())]
         : runs.map((run) =>
-            make("div.column", {}, runs.length > 1 ? make("h3", {}, run.prompt) : "", ...view.show(run)),
-          ),
+          make("div.column", {}, runs.length > 1 ? make("h3", {}, run.prompt) : "", ...view.show(run))
+        ),
     );
+  }
 }
 
 function choose(name) {

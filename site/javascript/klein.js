@@ -41,8 +41,10 @@ const PAD = "<|endoftext|>";
 const SPACE = "\\p{White_Space}"; // what \s is for the tokenizer; JavaScript's own \s differs
 const PIECES = new RegExp(
   `'(?:[sSſ]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}` +
-  `| ?[^${SPACE}\\p{L}\\p{N}]+[\\r\\n]*` +
-  `|${SPACE}*[\\r\\n]+|${SPACE}+(?!\\P{White_Space})|${SPACE}+`, "gu");
+    `| ?[^${SPACE}\\p{L}\\p{N}]+[\\r\\n]*` +
+    `|${SPACE}*[\\r\\n]+|${SPACE}+(?!\\P{White_Space})|${SPACE}+`,
+  "gu",
+);
 
 /** Byte-level BPE from a tokenizer.json. */
 export class Tokenizer {
@@ -53,7 +55,8 @@ export class Tokenizer {
     this.split = new RegExp(`(${[...this.added.keys()].map((word) => word.replace(/[|/]/g, "\\$&")).join("|")})`);
     let next = 256; // bytes as printable characters; those that have none are called by the numbers from 256 on
     this.letters = [...Array(256).keys()].map((b) =>
-      String.fromCodePoint((b > 32 && b < 127) || (b > 160 && b !== 173) ? b : next++));
+      String.fromCodePoint((b > 32 && b < 127) || (b > 160 && b !== 173) ? b : next++)
+    );
   }
 
   /** Joins the pair of neighbours that was learned first, until no pair is known. */
@@ -71,15 +74,19 @@ export class Tokenizer {
   }
 
   encode(text) {
-    return text.split(this.split).flatMap((part) => this.added.has(part) ? [this.added.get(part)]
-      : (part.normalize("NFC").match(PIECES) ?? []).flatMap((piece) => this.merge(piece)));
+    return text.split(this.split).flatMap((part) =>
+      this.added.has(part)
+        ? [this.added.get(part)]
+        : (part.normalize("NFC").match(PIECES) ?? []).flatMap((piece) => this.merge(piece))
+    );
   }
 
   /** The bytes of a token. */
   bytes(id) {
     this.words ??= new Map([...this.vocab, ...this.added].map(([word, id]) => [id, word]));
     const word = this.words.get(id);
-    return this.added.has(word) ? new TextEncoder().encode(word)
+    return this.added.has(word)
+      ? new TextEncoder().encode(word)
       : Uint8Array.from(word, (letter) => this.letters.indexOf(letter));
   }
 }
@@ -94,10 +101,15 @@ export function noise(seed, n) {
   for (let i = 0; i < half; i++) { // Threefry-2x32, 20 rounds
     let a = (i + keys[0]) | 0, b = (i + half + keys[1]) | 0;
     for (let r = 0; r < 5; r++) {
-      for (const turn of turns[r % 2]) { a = (a + b) | 0; b = ((b << turn) | (b >>> (32 - turn))) ^ a; }
-      a = (a + keys[(r + 1) % 3]) | 0; b = (b + keys[(r + 2) % 3] + r + 1) | 0;
+      for (const turn of turns[r % 2]) {
+        a = (a + b) | 0;
+        b = ((b << turn) | (b >>> (32 - turn))) ^ a;
+      }
+      a = (a + keys[(r + 1) % 3]) | 0;
+      b = (b + keys[(r + 2) % 3] + r + 1) | 0;
     }
-    out[i] = normal(a >>> 0); out[i + half] = normal(b >>> 0);
+    out[i] = normal(a >>> 0);
+    out[i + half] = normal(b >>> 0);
   }
   return out;
 }
@@ -137,8 +149,9 @@ export const imageIds = (gh, gw, t = 0) =>
 
 /** Cosines and sines (s, hd/2) of ids (s, 4); axis a owns axes[a]/2 angles. */
 export function ropeTable(ids, axes, theta) {
-  const angles = ids.flatMap((id) => axes.flatMap((dim, a) =>
-    Array.from({ length: dim / 2 }, (_, i) => f(id[a]) * f(theta ** f(-2 * i / dim)))));
+  const angles = ids.flatMap((id) =>
+    axes.flatMap((dim, a) => Array.from({ length: dim / 2 }, (_, i) => f(id[a]) * f(theta ** f(-2 * i / dim))))
+  );
   return { cos: Float32Array.from(angles, Math.cos), sin: Float32Array.from(angles, Math.sin) };
 }
 
@@ -150,10 +163,14 @@ const up4 = (n) => (n + 3) & ~3; // the kernel takes four numbers at a time
 class Arrays {
   /** kernel: the bytes of gemm.wasm. Without them, or where they cannot run, plain JavaScript computes. */
   constructor(kernel) {
-    this.top = PAGE; this.kept = Infinity; // below: the kernel's stack; the end of the weights, once they are here
+    this.top = PAGE;
+    this.kept = Infinity; // below: the kernel's stack; the end of the weights, once they are here
     this.W = new Map(); // weights: name → {at, out, inn}
     this.wasm = Boolean(kernel) && typeof WebAssembly === "object" && WebAssembly.validate(kernel);
-    if (!this.wasm) { this.M = new Float32Array(64 * PAGE); return; }
+    if (!this.wasm) {
+      this.M = new Float32Array(64 * PAGE);
+      return;
+    }
     this.memory = new WebAssembly.Memory({ initial: 64 });
     const { exports } = new WebAssembly.Instance(new WebAssembly.Module(kernel), { env: { memory: this.memory } });
     this.M = new Float32Array(this.memory.buffer);
@@ -161,21 +178,42 @@ class Arrays {
     this.silu = (x, n) => exports.silu(4 * x, n);
   }
 
-  take(n) { const at = this.top; if (at + up4(n) > this.M.length) throw FULL; this.top += up4(n); return at; }
-  zeros(n) { const at = this.take(n); this.M.fill(0, at, this.top); return at; }
-  put(values) { const at = this.take(values.length); this.M.set(values, at); return at; }
+  take(n) {
+    const at = this.top;
+    if (at + up4(n) > this.M.length) throw FULL;
+    this.top += up4(n);
+    return at;
+  }
+  zeros(n) {
+    const at = this.take(n);
+    this.M.fill(0, at, this.top);
+    return at;
+  }
+  put(values) {
+    const at = this.take(values.length);
+    this.M.set(values, at);
+    return at;
+  }
 
   /** The result of work whose room is free again afterwards. When memory runs out, there is more, and a new start. */
   within(work) {
-    for (const mark = this.top; ; this.grow()) {
-      try { return work(); } catch (error) { if (error !== FULL) throw error; } finally { this.top = mark; }
+    for (const mark = this.top;; this.grow()) {
+      try {
+        return work();
+      } catch (error) {
+        if (error !== FULL) throw error;
+      } finally {
+        this.top = mark;
+      }
     }
   }
 
   grow() {
     // the decoder takes at most 330 numbers a pixel
     const before = this.M, room = Math.max(before.length - this.kept, 0) / 330, side = Math.sqrt(room) & ~15;
-    try { if (this.wasm) this.memory.grow(before.length / PAGE / 2); } catch {
+    try {
+      if (this.wasm) this.memory.grow(before.length / PAGE / 2);
+    } catch {
       throw new RangeError(`Too little memory: ${side ? `${side} × ${side} would fit` : "close other pages"}.`);
     }
     this.M = this.wasm ? new Float32Array(this.memory.buffer) : new Float32Array(1.5 * before.length);
@@ -191,18 +229,34 @@ class Arrays {
         let a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
         for (let p = 0, v = w + j; p < k; p++, v += lw) {
           const s = M[xa + p], t = M[xb + p], w0 = M[v], w1 = M[v + 1], w2 = M[v + 2], w3 = M[v + 3];
-          a0 += s * w0; a1 += s * w1; a2 += s * w2; a3 += s * w3;
-          b0 += t * w0; b1 += t * w1; b2 += t * w2; b3 += t * w3;
+          a0 += s * w0;
+          a1 += s * w1;
+          a2 += s * w2;
+          a3 += s * w3;
+          b0 += t * w0;
+          b1 += t * w1;
+          b2 += t * w2;
+          b3 += t * w3;
         }
         const ya = y + i * ly + j, yb = ya + ly;
-        M[ya] += a0; M[ya + 1] += a1; M[ya + 2] += a2; M[ya + 3] += a3;
-        if (two) { M[yb] += b0; M[yb + 1] += b1; M[yb + 2] += b2; M[yb + 3] += b3; }
+        M[ya] += a0;
+        M[ya + 1] += a1;
+        M[ya + 2] += a2;
+        M[ya + 3] += a3;
+        if (two) {
+          M[yb] += b0;
+          M[yb + 1] += b1;
+          M[yb + 2] += b2;
+          M[yb + 3] += b3;
+        }
       }
     }
   }
 
   /** x · sigmoid(x), n numbers in place. */
-  silu(x, n) { for (let i = x; i < x + n; i++) this.M[i] /= 1 + Math.exp(-this.M[i]); }
+  silu(x, n) {
+    for (let i = x; i < x + n; i++) this.M[i] /= 1 + Math.exp(-this.M[i]);
+  }
 
   /** Weights, laid out for gemm: (out, in) → (in, out); convolutions (out, in, 3, 3) → (3, 3·in, out). */
   place(name, { shape, values }) {
@@ -211,13 +265,20 @@ class Arrays {
     if (flat) {
       M.set(values, at);
     } else {
-      for (let o = 0, from = 0; o < out; o++) for (let i = 0; i < inn; i++) for (let r = 0; r < kh * kw; r++)
-        M[at + (r * inn + i) * wide + o] = values[from++];
+      for (let o = 0, from = 0; o < out; o++) {
+        for (let i = 0; i < inn; i++) {
+          for (let r = 0; r < kh * kw; r++) {
+            M[at + (r * inn + i) * wide + o] = values[from++];
+          }
+        }
+      }
     }
     this.W.set(name, { at, out: wide, inn });
   }
 
-  add(x, y, n) { for (let i = 0; i < n; i++) this.M[x + i] += this.M[y + i]; }
+  add(x, y, n) {
+    for (let i = 0; i < n; i++) this.M[x + i] += this.M[y + i];
+  }
 
   /** Rows of `from`, `count` numbers each and `lf` apart, to rows `lt` apart. */
   copy(to, lt, from, lf, rows, count) {
@@ -255,8 +316,9 @@ class Arrays {
       for (let j = 0; j < d; j++) mean += M[x + i + j] / d;
       for (let j = 0; j < d; j++) sum += (M[x + i + j] - mean) ** 2;
       const r = 1 / Math.sqrt(sum / d + 1e-6);
-      for (let j = 0; j < d; j++)
+      for (let j = 0; j < d; j++) {
         M[y + i + j] = (1 + mod[scale * d + j]) * (M[x + i + j] - mean) * r + mod[shift * d + j];
+      }
     }
     return y;
   }
@@ -267,8 +329,11 @@ class Arrays {
     for (let h = 0; h < nh; h++) {
       const mark = this.top, group = Math.floor(h * nkv / nh) * hd; // heads that share keys and values
       const scores = this.zeros(s * wide), kT = this.zeros(hd * wide);
-      for (let i = 0; i < s; i++) for (let c = 0; c < hd; c++)
-        M[kT + c * wide + i] = M[k + i * lk + group + c] * hd ** -0.5;
+      for (let i = 0; i < s; i++) {
+        for (let c = 0; c < hd; c++) {
+          M[kT + c * wide + i] = M[k + i * lk + group + c] * hd ** -0.5;
+        }
+      }
       this.gemm(scores, wide, q + h * hd, lq, kT, wide, s, hd, wide);
       for (let i = 0, row = scores; i < s; i++, row += wide) {
         const end = row + reach(i);
@@ -294,9 +359,12 @@ class Arrays {
     const n = H * W, size = c / groups, row = (W + 2 * frame) * c, y = this.zeros((H + 2 * frame) * row), M = this.M;
     const sums = new Float64Array(groups), squares = new Float64Array(groups);
     const groupOf = (channel) => Math.floor(channel / size);
-    for (let i = 0, at = x; i < n; i++) for (let j = 0; j < c; j++, at++) {
-      const q = groupOf(j);
-      sums[q] += M[at]; squares[q] += M[at] * M[at];
+    for (let i = 0, at = x; i < n; i++) {
+      for (let j = 0; j < c; j++, at++) {
+        const q = groupOf(j);
+        sums[q] += M[at];
+        squares[q] += M[at] * M[at];
+      }
     }
     const scale = new Float64Array(c), shift = new Float64Array(c);
     const w = this.W.get(`${name}.weight`).at, b = this.W.get(`${name}.bias`).at;
@@ -305,8 +373,11 @@ class Arrays {
       scale[j] = M[w + j] / Math.sqrt(squares[q] / (n * size) - mean * mean + 1e-6);
       shift[j] = M[b + j] - mean * scale[j];
     }
-    for (let i = 0, at = x; i < H; i++) for (let k = 0, to = y + (i + frame) * row + frame * c; k < W; k++)
-      for (let j = 0; j < c; j++) M[to++] = M[at++] * scale[j] + shift[j];
+    for (let i = 0, at = x; i < H; i++) {
+      for (let k = 0, to = y + (i + frame) * row + frame * c; k < W; k++) {
+        for (let j = 0; j < c; j++) M[to++] = M[at++] * scale[j] + shift[j];
+      }
+    }
     if (act) this.silu(y, (H + 2 * frame) * row); // the frame stays 0
     return y;
   }
@@ -323,9 +394,11 @@ class Arrays {
     const { at, out, inn } = this.W.get(`${name}.weight`), bias = this.W.get(`${name}.bias`).at, row = (W + 2) * inn;
     const h = H / stride, w = W / stride, y = this.take(h * w * out), first = stride === 1 ? 0 : row + inn;
     this.copy(y, out, bias, 0, h * w, out);
-    for (let i = 0; i < h; i++) for (let r = 0; r < 3; r++) {
-      const pixels = x + first + (i * stride + r) * row, weights = at + r * 3 * inn * out;
-      this.gemm(y + i * w * out, out, pixels, stride * inn, weights, out, w, 3 * inn, out);
+    for (let i = 0; i < h; i++) {
+      for (let r = 0; r < 3; r++) {
+        const pixels = x + first + (i * stride + r) * row, weights = at + r * 3 * inn * out;
+        this.gemm(y + i * w * out, out, pixels, stride * inn, weights, out, w, 3 * inn, out);
+      }
     }
     return y;
   }
@@ -339,12 +412,17 @@ export class Klein extends Arrays {
   /** read(path): a promise of a file of the model's folder, as ArrayBuffer. kernel: the bytes of gemm.wasm, or nothing.
    *  Reads what drawing takes; `load` brings the rest when it is wanted. */
   static async open(read, kernel) {
-    const klein = new Klein(kernel); klein.json = async (at) => JSON.parse(new TextDecoder().decode(await read(at)));
-    klein.read = read; klein.config = {}; klein.index = await klein.json("model_index.json");
+    const klein = new Klein(kernel);
+    klein.json = async (at) => JSON.parse(new TextDecoder().decode(await read(at)));
+    klein.read = read;
+    klein.config = {};
+    klein.index = await klein.json("model_index.json");
     const last = Math.max(...klein.index.text_encoder_out_layers);
     const drawing = (name) => name !== "model.norm.weight" && Number(/layers\.(\d+)/.exec(name)?.[1] ?? 0) < last;
     await Promise.all([
-      klein.json("tokenizer/tokenizer.json").then((json) => { klein.tokenizer = new Tokenizer(json); }),
+      klein.json("tokenizer/tokenizer.json").then((json) => {
+        klein.tokenizer = new Tokenizer(json);
+      }),
       klein.load("text_encoder", drawing, "model"),
       klein.load("transformer"),
       klein.load("vae", (name) => !ENCODER.test(name)),
@@ -353,24 +431,33 @@ export class Klein extends Arrays {
   }
 
   /** Reads a part's config and those of its files that hold a tensor that is wanted. */
-  async load(part, wanted = () => true, stem = "diffusion_pytorch_model") { this.kept = Infinity; // no size helps here
+  async load(part, wanted = () => true, stem = "diffusion_pytorch_model") {
+    this.kept = Infinity; // no size helps here
     const [config, index] = await Promise.all(["config.json", `${stem}.safetensors.index.json`]
       .map((name) => this.json(`${part}/${name}`)));
     const files = new Set(Object.entries(index.weight_map).filter(([name]) => wanted(name)).map(([, file]) => file));
-    for (const bytes of await Promise.all([...files].map((file) => this.read(`${part}/${file}`))))
+    for (const bytes of await Promise.all([...files].map((file) => this.read(`${part}/${file}`)))) {
       for (const [name, tensor] of readSafetensors(bytes)) this.keep(`${part}/${name}`, tensor);
-    this.config[part] = config; this.kept = this.top;
+    }
+    this.config[part] = config;
+    this.kept = this.top;
   }
 
   /** A tensor of a file gets its place, unless it has one. */
-  keep(name, tensor) { while (this.top + up4(4 * tensor.values.length) > this.M.length) this.grow();
-    if (!this.W.has(name)) this.place(name, tensor); }
+  keep(name, tensor) {
+    while (this.top + up4(4 * tensor.values.length) > this.M.length) this.grow();
+    if (!this.W.has(name)) this.place(name, tensor);
+  }
 
   /** What editing takes: the half of the autoencoder that reads pictures. */
-  async loadEncoder() { if (!this.W.has("vae/quant_conv.weight")) await this.load("vae", (n) => ENCODER.test(n)); }
+  async loadEncoder() {
+    if (!this.W.has("vae/quant_conv.weight")) await this.load("vae", (n) => ENCODER.test(n));
+  }
 
   /** The model before it was distilled, which takes guidance. */
-  async loadBase() { if (!this.config["base/transformer"]) await this.load("base/transformer"); }
+  async loadBase() {
+    if (!this.config["base/transformer"]) await this.load("base/transformer");
+  }
 
   // ---------------------------------------------------------------- text encoder (chapter 3)
 
@@ -379,70 +466,88 @@ export class Klein extends Arrays {
     const ids = this.tokenizer.encode(TEMPLATE(prompt)), most = this.index.max_sequence_length;
     if (ids.length <= most) return ids;
     const template = this.tokenizer.encode(TEMPLATE("")).length;
-    throw new RangeError(`The prompt has ${ids.length} tokens and this model reads ${most} (${template} of them are ` +
-      `the chat template): shorten it by about ${ids.length - most} tokens.`);
+    throw new RangeError(
+      `The prompt has ${ids.length} tokens and this model reads ${most} (${template} of them are ` +
+        `the chat template): shorten it by about ${ids.length - most} tokens.`,
+    );
   }
 
   /** Features (m, taps·d): what the tapped layers think about every token, side by side. */
-  encodeText(ids) { return this.within(() => {
-    const c = this.config.text_encoder, { hidden_size: d, intermediate_size: wide, rms_norm_eps: eps } = c;
-    const { num_attention_heads: nh, num_key_value_heads: nkv, head_dim: hd } = c;
-    const { text_encoder_out_layers: taps, max_sequence_length: m } = this.index, last = Math.max(...taps);
-    const x = this.take(m * d), features = new Float32Array(m * taps.length * d), pad = this.tokenizer.added.get(PAD);
-    const table = this.W.get("text_encoder/model.embed_tokens.weight").at;
-    for (let i = 0; i < m; i++) this.copy(x + i * d, d, table + (ids[i] ?? pad) * d, d, 1, d);
-    const rope = ropeTable(textIds(m).map((id) => id.slice(3)), [hd], c.rope_theta ?? c.rope_parameters.rope_theta);
-    const scratch = this.top;
-    for (let l = 0; l < last; l++, this.top = scratch) {
-      const name = `text_encoder/model.layers.${l}`;
-      const h = this.rmsNorm(x, m, d, eps, `${name}.input_layernorm`, this.take(m * d));
-      const [q, k, v] = ["q", "k", "v"].map((p) => this.linear(h, m, `${name}.self_attn.${p}_proj`));
-      for (const [y, heads, norm] of [[q, nh, "q_norm"], [k, nkv, "k_norm"]])
-        this.turn(this.rmsNorm(y, m * heads, hd, eps, `${name}.self_attn.${norm}`), m, heads, hd, rope, 1, hd / 2);
-      const reach = (i) => Math.min(i + 1, ids.length); // no later token, no padding
-      const y = this.attend(q, k, v, m, nh, nkv, hd, `text ${l + 1}`, reach);
-      this.add(x, this.linear(y, m, `${name}.self_attn.o_proj`), m * d);
-      const g = this.rmsNorm(x, m, d, eps, `${name}.post_attention_layernorm`, this.take(m * d));
-      const [gate, up] = ["gate", "up"].map((p) => this.linear(g, m, `${name}.mlp.${p}_proj`)), M = this.M;
-      this.silu(gate, m * wide);
-      for (let i = 0; i < m * wide; i++) M[gate + i] *= M[up + i];
-      this.add(x, this.linear(gate, m, `${name}.mlp.down_proj`), m * d);
-      const tap = taps.indexOf(l + 1);
-      for (let i = 0; tap >= 0 && i < m; i++)
-        features.set(M.subarray(x + i * d, x + (i + 1) * d), (i * taps.length + tap) * d);
-    }
-    return features;
-  }); }
+  encodeText(ids) {
+    return this.within(() => {
+      const c = this.config.text_encoder, { hidden_size: d, intermediate_size: wide, rms_norm_eps: eps } = c;
+      const { num_attention_heads: nh, num_key_value_heads: nkv, head_dim: hd } = c;
+      const { text_encoder_out_layers: taps, max_sequence_length: m } = this.index, last = Math.max(...taps);
+      const x = this.take(m * d), features = new Float32Array(m * taps.length * d), pad = this.tokenizer.added.get(PAD);
+      const table = this.W.get("text_encoder/model.embed_tokens.weight").at;
+      for (let i = 0; i < m; i++) this.copy(x + i * d, d, table + (ids[i] ?? pad) * d, d, 1, d);
+      const rope = ropeTable(textIds(m).map((id) => id.slice(3)), [hd], c.rope_theta ?? c.rope_parameters.rope_theta);
+      const scratch = this.top;
+      for (let l = 0; l < last; l++, this.top = scratch) {
+        const name = `text_encoder/model.layers.${l}`;
+        const h = this.rmsNorm(x, m, d, eps, `${name}.input_layernorm`, this.take(m * d));
+        const [q, k, v] = ["q", "k", "v"].map((p) => this.linear(h, m, `${name}.self_attn.${p}_proj`));
+        for (const [y, heads, norm] of [[q, nh, "q_norm"], [k, nkv, "k_norm"]]) {
+          this.turn(this.rmsNorm(y, m * heads, hd, eps, `${name}.self_attn.${norm}`), m, heads, hd, rope, 1, hd / 2);
+        }
+        const reach = (i) => Math.min(i + 1, ids.length); // no later token, no padding
+        const y = this.attend(q, k, v, m, nh, nkv, hd, `text ${l + 1}`, reach);
+        this.add(x, this.linear(y, m, `${name}.self_attn.o_proj`), m * d);
+        const g = this.rmsNorm(x, m, d, eps, `${name}.post_attention_layernorm`, this.take(m * d));
+        const [gate, up] = ["gate", "up"].map((p) => this.linear(g, m, `${name}.mlp.${p}_proj`)), M = this.M;
+        this.silu(gate, m * wide);
+        for (let i = 0; i < m * wide; i++) M[gate + i] *= M[up + i];
+        this.add(x, this.linear(gate, m, `${name}.mlp.down_proj`), m * d);
+        const tap = taps.indexOf(l + 1);
+        for (let i = 0; tap >= 0 && i < m; i++) {
+          features.set(M.subarray(x + i * d, x + (i + 1) * d), (i * taps.length + tap) * d);
+        }
+      }
+      return features;
+    });
+  }
 
   /** RoPE in place: turns pairs of channels of x (s, nh, hd) by their angles. Pair c: c·step and c·step + apart. */
   turn(x, s, nh, hd, { cos, sin }, step = 2, apart = 1) {
     const M = this.M, half = hd / 2;
-    for (let i = 0; i < s; i++) for (let h = 0; h < nh; h++) for (let c = 0; c < half; c++) {
-      const at = x + (i * nh + h) * hd + c * step, a = M[at], b = M[at + apart];
-      const co = cos[i * half + c], si = sin[i * half + c];
-      M[at] = a * co - b * si; M[at + apart] = a * si + b * co;
+    for (let i = 0; i < s; i++) {
+      for (let h = 0; h < nh; h++) {
+        for (let c = 0; c < half; c++) {
+          const at = x + (i * nh + h) * hd + c * step, a = M[at], b = M[at + apart];
+          const co = cos[i * half + c], si = sin[i * half + c];
+          M[at] = a * co - b * si;
+          M[at + apart] = a * si + b * co;
+        }
+      }
     }
   }
 
   // ---------------------------------------------------------------- transformer (chapter 5)
 
   /** The vectors that shift, scale and gate the blocks: all that depends on the noise level alone. */
-  modulation(part, t) { return this.within(() => {
-    const waves = this.config[part].timestep_guidance_channels, half = waves / 2, x = this.take(waves), M = this.M;
-    for (let i = 0; i < half; i++) {
-      const angle = f(f(1000 * f(t)) * f(Math.exp(f(f(-Math.log(10000) * i) / half))));
-      M[x + i] = Math.cos(angle); M[x + half + i] = Math.sin(angle);
-    }
-    const layer = (x, k) => {
-      const y = this.linear(x, 1, `${part}/time_guidance_embed.timestep_embedder.linear_${k}`);
-      this.silu(y, this.top - y);
-      return y;
-    };
-    const vec = layer(layer(x, 1), 2);
-    const vectors = (name) => this.M.slice(this.linear(vec, 1, `${part}/${name}.linear`), this.top);
-    return { img: vectors("double_stream_modulation_img"), txt: vectors("double_stream_modulation_txt"),
-      single: vectors("single_stream_modulation"), last: vectors("norm_out") };
-  }); }
+  modulation(part, t) {
+    return this.within(() => {
+      const waves = this.config[part].timestep_guidance_channels, half = waves / 2, x = this.take(waves), M = this.M;
+      for (let i = 0; i < half; i++) {
+        const angle = f(f(1000 * f(t)) * f(Math.exp(f(f(-Math.log(10000) * i) / half))));
+        M[x + i] = Math.cos(angle);
+        M[x + half + i] = Math.sin(angle);
+      }
+      const layer = (x, k) => {
+        const y = this.linear(x, 1, `${part}/time_guidance_embed.timestep_embedder.linear_${k}`);
+        this.silu(y, this.top - y);
+        return y;
+      };
+      const vec = layer(layer(x, 1), 2);
+      const vectors = (name) => this.M.slice(this.linear(vec, 1, `${part}/${name}.linear`), this.top);
+      return {
+        img: vectors("double_stream_modulation_img"),
+        txt: vectors("double_stream_modulation_txt"),
+        single: vectors("single_stream_modulation"),
+        last: vectors("norm_out"),
+      };
+    });
+  }
 
   /** x (n, d) += vector `gate` of mod · y */
   gated(x, y, n, d, mod, gate, block) {
@@ -466,60 +571,88 @@ export class Klein extends Arrays {
    * believes in another noise level ({ clock }). `draw` gives it the words' features as a function leaves them
    * ({ words }).
    */
-  velocity(part, img, txt, t, ids, n) { return this.within(() => {
-    const config = this.config[part], { num_attention_heads: nh, attention_head_dim: hd, in_channels: c } = config;
-    const d = nh * hd, wide = Math.floor(d * config.mlp_ratio);
-    const all = img.length / c, m = txt.length / config.joint_attention_dim, s = m + all;
-    const rope = ropeTable([...textIds(m), ...ids], config.axes_dims_rope, config.rope_theta);
-    const cut = this.cut ?? {}, skipped = (block) => cut.block === block && !("head" in cut);
-    const mod = this.modulation(part, cut.clock ?? t);
-    const x = this.take(s * d), streams = [ // text first, all in one place
-      { x, from: 0, count: m, mod: mod.txt,
-        qkv: ["add_q_proj", "add_k_proj", "add_v_proj"], norm: "norm_added_", out: "to_add_out", mlp: "ff_context" },
-      { x: x + m * d, from: m * d, count: all, mod: mod.img,
-        qkv: ["to_q", "to_k", "to_v"], norm: "norm_", out: "to_out.0", mlp: "ff" }];
-    const scratch = this.top;
-    this.copy(x, d, this.linear(this.put(txt), m, `${part}/context_embedder`), d, m, d);
-    this.copy(x + m * d, d, this.linear(this.put(img), all, `${part}/x_embedder`), d, all, d);
-    const attend = (q, k, v, block) => {
-      for (const y of [q, k]) this.turn(y, s, nh, hd, rope);
-      return this.attend(q, k, v, s, nh, nh, hd, block);
-    };
-    for (let b = 0; b < config.num_layers; b++) {
-      const at = `double ${b + 1}`; this.top = scratch; if (skipped(at)) continue;
-      const name = `${part}/transformer_blocks.${b}`, qkv = [0, 1, 2].map(() => this.take(s * d));
-      for (const of of streams) { // each stream has its own matrices, and they meet in one attention
-        const h = this.modulate(of.x, of.count, d, of.mod, 0, 1);
-        of.qkv.forEach((matrix, i) => {
-          const y = this.linear(h, of.count, `${name}.attn.${matrix}`);
-          if (i < 2) this.rmsNorm(y, of.count * nh, hd, 1e-6, `${name}.attn.${of.norm}${"qk"[i]}`);
-          this.copy(qkv[i] + of.from, d, y, d, of.count, d);
-        });
+  velocity(part, img, txt, t, ids, n) {
+    return this.within(() => {
+      const config = this.config[part], { num_attention_heads: nh, attention_head_dim: hd, in_channels: c } = config;
+      const d = nh * hd, wide = Math.floor(d * config.mlp_ratio);
+      const all = img.length / c, m = txt.length / config.joint_attention_dim, s = m + all;
+      const rope = ropeTable([...textIds(m), ...ids], config.axes_dims_rope, config.rope_theta);
+      const cut = this.cut ?? {}, skipped = (block) => cut.block === block && !("head" in cut);
+      const mod = this.modulation(part, cut.clock ?? t);
+      const x = this.take(s * d),
+        streams = [ // text first, all in one place
+          {
+            x,
+            from: 0,
+            count: m,
+            mod: mod.txt,
+            qkv: ["add_q_proj", "add_k_proj", "add_v_proj"],
+            norm: "norm_added_",
+            out: "to_add_out",
+            mlp: "ff_context",
+          },
+          {
+            x: x + m * d,
+            from: m * d,
+            count: all,
+            mod: mod.img,
+            qkv: ["to_q", "to_k", "to_v"],
+            norm: "norm_",
+            out: "to_out.0",
+            mlp: "ff",
+          },
+        ];
+      const scratch = this.top;
+      this.copy(x, d, this.linear(this.put(txt), m, `${part}/context_embedder`), d, m, d);
+      this.copy(x + m * d, d, this.linear(this.put(img), all, `${part}/x_embedder`), d, all, d);
+      const attend = (q, k, v, block) => {
+        for (const y of [q, k]) this.turn(y, s, nh, hd, rope);
+        return this.attend(q, k, v, s, nh, nh, hd, block);
+      };
+      for (let b = 0; b < config.num_layers; b++) {
+        const at = `double ${b + 1}`;
+        this.top = scratch;
+        if (skipped(at)) continue;
+        const name = `${part}/transformer_blocks.${b}`, qkv = [0, 1, 2].map(() => this.take(s * d));
+        for (const of of streams) { // each stream has its own matrices, and they meet in one attention
+          const h = this.modulate(of.x, of.count, d, of.mod, 0, 1);
+          of.qkv.forEach((matrix, i) => {
+            const y = this.linear(h, of.count, `${name}.attn.${matrix}`);
+            if (i < 2) this.rmsNorm(y, of.count * nh, hd, 1e-6, `${name}.attn.${of.norm}${"qk"[i]}`);
+            this.copy(qkv[i] + of.from, d, y, d, of.count, d);
+          });
+        }
+        const y = attend(...qkv, at);
+        for (const of of streams) {
+          this.gated(of.x, this.linear(y + of.from, of.count, `${name}.attn.${of.out}`), of.count, d, of.mod, 2, at);
+          const up = this.linear(
+            this.modulate(of.x, of.count, d, of.mod, 3, 4),
+            of.count,
+            `${name}.${of.mlp}.linear_in`,
+          );
+          this.swiglu(up, of.count, 2 * wide, wide, up, wide);
+          this.gated(of.x, this.linear(up, of.count, `${name}.${of.mlp}.linear_out`), of.count, d, of.mod, 5, at);
+        }
+        this.watch?.("state", at, this.M.slice(x, x + s * d));
       }
-      const y = attend(...qkv, at);
-      for (const of of streams) {
-        this.gated(of.x, this.linear(y + of.from, of.count, `${name}.attn.${of.out}`), of.count, d, of.mod, 2, at);
-        const up = this.linear(this.modulate(of.x, of.count, d, of.mod, 3, 4), of.count, `${name}.${of.mlp}.linear_in`);
-        this.swiglu(up, of.count, 2 * wide, wide, up, wide);
-        this.gated(of.x, this.linear(up, of.count, `${name}.${of.mlp}.linear_out`), of.count, d, of.mod, 5, at);
+      for (let b = 0; b < config.num_single_layers; b++) {
+        this.top = scratch;
+        if (skipped(`single ${b + 1}`)) continue;
+        const name = `${part}/single_transformer_blocks.${b}.attn`, row = 3 * d + 2 * wide;
+        const both = this.take(s * (d + wide));
+        const fused = this.linear(this.modulate(x, s, d, mod.single, 0, 1), s, `${name}.to_qkv_mlp_proj`);
+        const [q, k, v] = [0, 1, 2].map((i) => this.copy(this.take(s * d), d, fused + i * d, row, s, d));
+        this.rmsNorm(q, s * nh, hd, 1e-6, `${name}.norm_q`);
+        this.rmsNorm(k, s * nh, hd, 1e-6, `${name}.norm_k`);
+        this.copy(both, d + wide, attend(q, k, v, `single ${b + 1}`), d, s, d);
+        this.swiglu(fused + 3 * d, s, row, wide, both + d, d + wide);
+        this.gated(x, this.linear(both, s, `${name}.to_out`), s, d, mod.single, 2);
+        this.watch?.("state", `single ${b + 1}`, this.M.slice(x, x + s * d));
       }
-      this.watch?.("state", at, this.M.slice(x, x + s * d));
-    }
-    for (let b = 0; b < config.num_single_layers; b++) {
-      this.top = scratch; if (skipped(`single ${b + 1}`)) continue;
-      const name = `${part}/single_transformer_blocks.${b}.attn`, row = 3 * d + 2 * wide;
-      const both = this.take(s * (d + wide));
-      const fused = this.linear(this.modulate(x, s, d, mod.single, 0, 1), s, `${name}.to_qkv_mlp_proj`);
-      const [q, k, v] = [0, 1, 2].map((i) => this.copy(this.take(s * d), d, fused + i * d, row, s, d));
-      this.rmsNorm(q, s * nh, hd, 1e-6, `${name}.norm_q`); this.rmsNorm(k, s * nh, hd, 1e-6, `${name}.norm_k`);
-      this.copy(both, d + wide, attend(q, k, v, `single ${b + 1}`), d, s, d);
-      this.swiglu(fused + 3 * d, s, row, wide, both + d, d + wide);
-      this.gated(x, this.linear(both, s, `${name}.to_out`), s, d, mod.single, 2);
-      this.watch?.("state", `single ${b + 1}`, this.M.slice(x, x + s * d));
-    }
-    const out = this.linear(this.modulate(x + m * d, n, d, mod.last, 1, 0), n, `${part}/proj_out`);
-    return this.M.slice(out, out + n * c);
-  }); }
+      const out = this.linear(this.modulate(x + m * d, n, d, mod.last, 1, 0), n, `${part}/proj_out`);
+      return this.M.slice(out, out + n * c);
+    });
+  }
 
   // ---------------------------------------------------------------- autoencoder (chapter 1)
 
@@ -533,7 +666,11 @@ export class Klein extends Arrays {
   }
 
   /** Moves n numbers down to where they are to stay, and frees what lies above. */
-  settle(to, y, n) { this.M.copyWithin(to, y, y + n); this.top = to; return this.take(n); }
+  settle(to, y, n) {
+    this.M.copyWithin(to, y, y + n);
+    this.top = to;
+    return this.take(n);
+  }
 
   /** The coarsest level's middle: every position looks at every other, one head. */
   middle(x, H, W, c, name) {
@@ -548,8 +685,13 @@ export class Klein extends Arrays {
 
   /** Every number of packed latents (gh·gw, 4c), and its place in (2·gh, 2·gw, c): channel c·4 + row·2 + column. */
   unpacked(gh, gw, c, visit) {
-    for (let i = 0; i < gh; i++) for (let j = 0; j < gw; j++) for (let k = 0; k < 4 * c; k++)
-      visit((i * gw + j) * 4 * c + k, ((2 * i + ((k >> 1) & 1)) * 2 * gw + 2 * j + (k & 1)) * c + (k >> 2), k);
+    for (let i = 0; i < gh; i++) {
+      for (let j = 0; j < gw; j++) {
+        for (let k = 0; k < 4 * c; k++) {
+          visit((i * gw + j) * 4 * c + k, ((2 * i + ((k >> 1) & 1)) * 2 * gw + 2 * j + (k & 1)) * c + (k >> 2), k);
+        }
+      }
+    }
   }
 
   /** Standard deviation and mean of latent channel k over the training pictures. */
@@ -559,56 +701,67 @@ export class Klein extends Arrays {
   }
 
   /** Latents (gh·gw, 4c) → {rgba (16·gh, 16·gw, 4) of 8 bits, width, height} */
-  decode(latents, gh, gw) { return this.within(() => {
-    const { latent_channels, layers_per_block, norm_num_groups: groups, ...config } = this.config.vae;
-    const widths = [...(config.decoder_block_out_channels ?? config.block_out_channels)].reverse();
-    let H = 2 * gh, W = 2 * gw, c = widths[0], x = this.take(H * W * latent_channels);
-    this.unpacked(gh, gw, latent_channels, (from, to, k) => {
-      const [std, mean] = this.statistics(k);
-      this.M[x + to] = latents[from] * std + mean;
+  decode(latents, gh, gw) {
+    return this.within(() => {
+      const { latent_channels, layers_per_block, norm_num_groups: groups, ...config } = this.config.vae;
+      const widths = [...(config.decoder_block_out_channels ?? config.block_out_channels)].reverse();
+      let H = 2 * gh, W = 2 * gw, c = widths[0], x = this.take(H * W * latent_channels);
+      this.unpacked(gh, gw, latent_channels, (from, to, k) => {
+        const [std, mean] = this.statistics(k);
+        this.M[x + to] = latents[from] * std + mean;
+      });
+      const z = this.linear(x, H * W, "vae/post_quant_conv");
+      x = this.settle(x, this.conv(this.frame(z, H, W, latent_channels), H, W, "vae/decoder.conv_in"), H * W * c);
+      x = this.middle(x, H, W, c, "vae/decoder.mid_block");
+      for (const [level, wide] of widths.entries()) {
+        const name = `vae/decoder.up_blocks.${level}`;
+        for (let r = 0; r <= layers_per_block; r++, c = wide) x = this.resnet(x, H, W, c, `${name}.resnets.${r}`);
+        if (level === widths.length - 1) break;
+        const big = this.zeros((2 * H + 2) * (2 * W + 2) * c); // every pixel four times, in a frame
+        for (let i = 0; i < 2 * H; i++) {
+          for (let j = 0; j < 2 * W; j++) {
+            this.copy(big + ((i + 1) * (2 * W + 2) + j + 1) * c, c, x + ((i >> 1) * W + (j >> 1)) * c, c, 1, c);
+          }
+        }
+        H *= 2;
+        W *= 2;
+        x = this.settle(x, this.conv(big, H, W, `${name}.upsamplers.0.conv`), H * W * c);
+      }
+      x = this.conv(this.groupNorm(x, H, W, c, groups, "vae/decoder.conv_norm_out"), H, W, "vae/decoder.conv_out");
+      const level = (value, i) => (i % 4 === 3 ? 255 : 255 * f(f(value / 2) + 0.5)); // a fourth channel: opaque
+      // A clamped array rounds halves to even, as MLX does.
+      return { rgba: Uint8ClampedArray.from(this.M.subarray(x, x + H * W * 4), level), width: W, height: H };
     });
-    const z = this.linear(x, H * W, "vae/post_quant_conv");
-    x = this.settle(x, this.conv(this.frame(z, H, W, latent_channels), H, W, "vae/decoder.conv_in"), H * W * c);
-    x = this.middle(x, H, W, c, "vae/decoder.mid_block");
-    for (const [level, wide] of widths.entries()) {
-      const name = `vae/decoder.up_blocks.${level}`;
-      for (let r = 0; r <= layers_per_block; r++, c = wide) x = this.resnet(x, H, W, c, `${name}.resnets.${r}`);
-      if (level === widths.length - 1) break;
-      const big = this.zeros((2 * H + 2) * (2 * W + 2) * c); // every pixel four times, in a frame
-      for (let i = 0; i < 2 * H; i++) for (let j = 0; j < 2 * W; j++)
-        this.copy(big + ((i + 1) * (2 * W + 2) + j + 1) * c, c, x + ((i >> 1) * W + (j >> 1)) * c, c, 1, c);
-      H *= 2; W *= 2;
-      x = this.settle(x, this.conv(big, H, W, `${name}.upsamplers.0.conv`), H * W * c);
-    }
-    x = this.conv(this.groupNorm(x, H, W, c, groups, "vae/decoder.conv_norm_out"), H, W, "vae/decoder.conv_out");
-    const level = (value, i) => (i % 4 === 3 ? 255 : 255 * f(f(value / 2) + 0.5)); // a fourth channel: opaque
-    // A clamped array rounds halves to even, as MLX does.
-    return { rgba: Uint8ClampedArray.from(this.M.subarray(x, x + H * W * 4), level), width: W, height: H };
-  }); }
+  }
 
   /** An 8-bit picture (H, W, 4), sides multiples of 16 → latents (gh·gw, 4c). Wants `loadEncoder`. */
-  encode(rgba, W, H) { return this.within(() => {
-    const { latent_channels, layers_per_block, norm_num_groups: groups, block_out_channels: widths } = this.config.vae;
-    const gh = H / 16, gw = W / 16, value = (_, i) => f(2 * f(rgba[4 * Math.floor(i / 3) + i % 3] / 255)) - 1;
-    const picture = this.put(Float32Array.from({ length: H * W * 3 }, value));
-    let c = widths[0], x = this.conv(this.frame(picture, H, W, 3), H, W, "vae/encoder.conv_in");
-    for (const [level, wide] of widths.entries()) {
-      const name = `vae/encoder.down_blocks.${level}`;
-      for (let r = 0; r < layers_per_block; r++, c = wide) x = this.resnet(x, H, W, c, `${name}.resnets.${r}`);
-      if (level === widths.length - 1) break;
-      x = this.settle(x, this.conv(this.frame(x, H, W, c), H, W, `${name}.downsamplers.0.conv`, 2), H * W * c / 4);
-      H /= 2; W /= 2;
-    }
-    x = this.middle(x, H, W, c, "vae/encoder.mid_block");
-    x = this.conv(this.groupNorm(x, H, W, c, groups, "vae/encoder.conv_norm_out"), H, W, "vae/encoder.conv_out");
-    const moments = this.linear(x, H * W, "vae/quant_conv"), latents = new Float32Array(gh * gw * 4 * latent_channels);
-    this.copy(moments, latent_channels, moments, 2 * latent_channels, H * W, latent_channels); // means only
-    this.unpacked(gh, gw, latent_channels, (to, from, k) => {
-      const [std, mean] = this.statistics(k);
-      latents[to] = (this.M[moments + from] - mean) / std;
+  encode(rgba, W, H) {
+    return this.within(() => {
+      const { latent_channels, layers_per_block, norm_num_groups: groups, block_out_channels: widths } =
+        this.config.vae;
+      const gh = H / 16, gw = W / 16, value = (_, i) => f(2 * f(rgba[4 * Math.floor(i / 3) + i % 3] / 255)) - 1;
+      const picture = this.put(Float32Array.from({ length: H * W * 3 }, value));
+      let c = widths[0], x = this.conv(this.frame(picture, H, W, 3), H, W, "vae/encoder.conv_in");
+      for (const [level, wide] of widths.entries()) {
+        const name = `vae/encoder.down_blocks.${level}`;
+        for (let r = 0; r < layers_per_block; r++, c = wide) x = this.resnet(x, H, W, c, `${name}.resnets.${r}`);
+        if (level === widths.length - 1) break;
+        x = this.settle(x, this.conv(this.frame(x, H, W, c), H, W, `${name}.downsamplers.0.conv`, 2), H * W * c / 4);
+        H /= 2;
+        W /= 2;
+      }
+      x = this.middle(x, H, W, c, "vae/encoder.mid_block");
+      x = this.conv(this.groupNorm(x, H, W, c, groups, "vae/encoder.conv_norm_out"), H, W, "vae/encoder.conv_out");
+      const moments = this.linear(x, H * W, "vae/quant_conv"),
+        latents = new Float32Array(gh * gw * 4 * latent_channels);
+      this.copy(moments, latent_channels, moments, 2 * latent_channels, H * W, latent_channels); // means only
+      this.unpacked(gh, gw, latent_channels, (to, from, k) => {
+        const [std, mean] = this.statistics(k);
+        latents[to] = (this.M[moments + from] - mean) / std;
+      });
+      return latents;
     });
-    return latents;
-  }); }
+  }
 
   // ---------------------------------------------------------------- pipeline (chapter 6)
 
@@ -625,16 +778,20 @@ export class Klein extends Arrays {
     this.cut?.words?.(txt, wide);
     for (let index = 0, x = eps; index < steps; index++) {
       const t = sigmas[index], t_next = sigmas[index + 1], img = new Float32Array(n * c + seen.length);
-      img.set(x); img.set(seen, n * c); this.lora = lora; // in each step: another walk may have gone on in between
+      img.set(x);
+      img.set(seen, n * c);
+      this.lora = lora; // in each step: another walk may have gone on in between
       let velocity = this.velocity(part, img, txt, t, ids, n);
       if (without) {
         const other = this.velocity(part, img, without, t, ids, n);
         velocity = velocity.map((guided, i) => other[i] + f(guidance * f(guided - other[i])));
       }
-      if (mask) velocity = velocity.map((anew, i) => { // elsewhere the walk leads back to the picture
-        const back = f(f(f(f(1 - t_next) * seen[i]) + f(f(t_next) * eps[i])) - x[i]) / f(t_next - t);
-        return back + mask[Math.floor(i / c)] * (anew - back);
-      });
+      if (mask) {
+        velocity = velocity.map((anew, i) => { // elsewhere the walk leads back to the picture
+          const back = f(f(f(f(1 - t_next) * seen[i]) + f(f(t_next) * eps[i])) - x[i]) / f(t_next - t);
+          return back + mask[Math.floor(i / c)] * (anew - back);
+        });
+      }
       x = x.map((value, i) => value + f(f(t_next - t) * velocity[i]));
       const clean = x.map((value, i) => value - f(f(t_next) * velocity[i]));
       yield { index, steps, t, t_next, gh, gw, velocity, latents: x, clean };

@@ -19,12 +19,13 @@ export async function unpack(bytes) {
         codes = new Int8Array(values),
         many = codes.length / scales.length,
         weights = new Float32Array(codes.length);
-      for (let row = 0, i = 0; row < scales.length; row++)
+      for (let row = 0, i = 0; row < scales.length; row++) {
         for (const scale = scales[row], end = i + many; i < end; i++) weights[i] = codes[i] * scale;
+      }
       values = weights.buffer;
       dtype = "F32";
     }
-    entries[name] = { dtype, shape: entry.shape, data_offsets: [at, (at += values.byteLength)] };
+    entries[name] = { dtype, shape: entry.shape, data_offsets: [at, at += values.byteLength] };
     parts.push(values);
   }
   const head = new TextEncoder().encode(JSON.stringify(entries)),

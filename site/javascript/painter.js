@@ -4,8 +4,9 @@ export class Painter {
   constructor() {
     const url = new URL("worker.js", import.meta.url),
       told = new URL(location).searchParams;
-    for (const name of ["wasm", "patience"]) // ?wasm=0: to see what WebAssembly is good for; the other is the tests'
+    for (const name of ["wasm", "patience"]) { // ?wasm=0: to see what WebAssembly is good for; the other is the tests'
       if (told.has(name)) url.searchParams.set(name, told.get(name));
+    }
     this.worker = new Worker(url, { type: "module" });
     this.count = 0;
     this.asked = new Map();
@@ -18,8 +19,9 @@ export class Painter {
       else asked.heard[data.kind]?.(data);
     };
     this.worker.onerror = () => {
-      for (const { reject } of this.asked.values())
+      for (const { reject } of this.asked.values()) {
         reject(new Error("This browser cannot start the script that draws (a module in a worker): a newer one can."));
+      }
       this.asked.clear();
     };
   }

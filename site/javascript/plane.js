@@ -83,7 +83,12 @@ export class Field {
   /** What goes into each layer, and last the velocities. points (n, 2), t (n). */
   run(points, t) {
     const n = t.length,
-      seen = [Float32Array.from({ length: 3 * n }, (_, i) => (i % 3 < 2 ? points[2 * ((i / 3) | 0) + (i % 3)] : t[(i / 3) | 0]))];
+      seen = [
+        Float32Array.from(
+          { length: 3 * n },
+          (_, i) => (i % 3 < 2 ? points[2 * ((i / 3) | 0) + (i % 3)] : t[(i / 3) | 0]),
+        ),
+      ];
     const before = []; // of the SiLU
     this.layers.forEach(({ inn, out, weight, bias }, l) => {
       const y = product(seen[l], weight, n, out, inn);
@@ -109,7 +114,10 @@ export class Field {
     for (let l = this.layers.length - 1; l >= 0; l--) {
       const { inn, out, weight } = this.layers[l],
         turned = transposed(back, n, out),
-        bias = Float32Array.from({ length: out }, (_, o) => turned.subarray(o * n, (o + 1) * n).reduce((a, b) => a + b, 0));
+        bias = Float32Array.from(
+          { length: out },
+          (_, o) => turned.subarray(o * n, (o + 1) * n).reduce((a, b) => a + b, 0),
+        );
       gradient[l] = { weight: product(turned, transposed(seen[l], n, inn), out, inn, n), bias };
       if (l === 0) break;
       back = product(back, transposed(weight, out, inn), n, inn, out);
@@ -128,7 +136,9 @@ export class Training {
   constructor(field, { steps = 2000, batch = 128, rate = 2e-2, seed = 2 } = {}) {
     Object.assign(this, { field, steps, batch, rate, done: 0, next: uniforms(seed) });
     this.averages = field.layers.map(({ weight, bias }) =>
-      Object.fromEntries(Object.entries({ weight, bias }).map(([name, its]) => [name, [its.map(() => 0), its.map(() => 0)]])),
+      Object.fromEntries(
+        Object.entries({ weight, bias }).map(([name, its]) => [name, [its.map(() => 0), its.map(() => 0)]]),
+      )
     );
   }
 

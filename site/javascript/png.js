@@ -25,9 +25,11 @@ export async function png({ rgba, width, height }, about) {
   new DataView(head.buffer).setUint32(0, width);
   new DataView(head.buffer).setUint32(4, height);
   head.set([8, 2], 8); // 8 bits, RGB
-  for (let i = 0; i < height; i++)
-    for (let j = 0; j < width; j++)
+  for (let i = 0; i < height; i++) {
+    for (let j = 0; j < width; j++) {
       rows.set(rgba.subarray((i * width + j) * 4, (i * width + j) * 4 + 3), i * (3 * width + 1) + 1 + 3 * j);
+    }
+  }
   const packed = new Blob([rows]).stream().pipeThrough(new CompressionStream("deflate"));
   const data = new Uint8Array(await new Response(packed).arrayBuffer()),
     text = new TextEncoder().encode(`kleinlite\0\0\0\0\0${about}`);

@@ -22,7 +22,10 @@ function examplesOf(kind) {
     let far = 2,
       at = [0, 0];
     if (kind === "spiral") far = 0.3 + 2 * share;
-    const [x, y] = [far * Math.cos(kind === "spiral" ? 2 * angle : angle), far * Math.sin(kind === "spiral" ? 2 * angle : angle)];
+    const [x, y] = [
+      far * Math.cos(kind === "spiral" ? 2 * angle : angle),
+      far * Math.sin(kind === "spiral" ? 2 * angle : angle),
+    ];
     at = kind === "moons" ? [0.8 * x + (y > 0 ? -0.8 : 0.8), 0.8 * y + (y > 0 ? -0.4 : 0.4)] : [x, y];
     points[2 * i] = at[0] + (kind === "clusters" ? 0.1 : 0.06) * blur[2 * i];
     points[2 * i + 1] = at[1] + (kind === "clusters" ? 0.1 : 0.06) * blur[2 * i + 1];
@@ -51,7 +54,8 @@ export function showToy(place) {
       height: SIDE,
       tabindex: 0,
       role: "application",
-      "aria-label": "The paper: arrow keys move a cursor, Enter adds examples, and what is below says what the network expects from there",
+      "aria-label":
+        "The paper: arrow keys move a cursor, Enter adds examples, and what is below says what the network expects from there",
     }),
     status = make("output", { role: "status" }),
     told = make("p.told", {}),
@@ -102,10 +106,13 @@ export function showToy(place) {
       context.globalAlpha = 1;
     };
     dots(examples, 2, color("--links"), 0.45);
-    if (paths)
-      for (let k = 0; k < 2 * 60; k += 2)
-        for (let i = 0; i < STEPS; i++)
+    if (paths) {
+      for (let k = 0; k < 2 * 60; k += 2) {
+        for (let i = 0; i < STEPS; i++) {
           line([path[i][k], path[i][k + 1]], [path[i + 1][k], path[i + 1][k + 1]], color("--red"), 1, 0.35);
+        }
+      }
+    }
     dots(pointsAt(time), 2.4, color("--red"), 0.85);
     if (!asked) return;
     if (examples.length) {
@@ -137,12 +144,16 @@ export function showToy(place) {
   const pair = (point) => `(${point.map((value) => value.toFixed(2).replace("-", "−")).join(", ")})`;
 
   function tell() {
-    if (!asked)
+    if (!asked) {
       told.textContent =
         "Point at the paper: thin lines are the straight lines through this place at this time, from noise to an example; blue is where they lead on average, red what the network says.";
-    else {
-      const mean = examples.length ? pair(lines(examples, ...asked, Math.max(time, 0.02)).expected) : "nowhere, as there is no example";
-      told.textContent = `From ${pair(asked)} at t = ${time.toFixed(2)} the lines lead to ${mean} on average; the network says ${pair(guess())}.`;
+    } else {
+      const mean = examples.length
+        ? pair(lines(examples, ...asked, Math.max(time, 0.02)).expected)
+        : "nowhere, as there is no example";
+      told.textContent = `From ${pair(asked)} at t = ${
+        time.toFixed(2)
+      } the lines lead to ${mean} on average; the network says ${pair(guess())}.`;
     }
   }
 
@@ -169,8 +180,8 @@ export function showToy(place) {
     status.value = learning
       ? `Learning: step ${done} of ${steps}, loss ${recent.toFixed(2)}.`
       : done
-        ? `Learned for ${done} steps, loss ${recent.toFixed(2)}.`
-        : "Nothing learned yet: the red points are noise, and Walk leads them nowhere. Press Train.";
+      ? `Learned for ${done} steps, loss ${recent.toFixed(2)}.`
+      : "Nothing learned yet: the red points are noise, and Walk leads them nowhere. Press Train.";
     train.textContent = learning ? "Stop" : done && done < steps ? "Go on" : "Train";
   }
 
@@ -187,7 +198,7 @@ export function showToy(place) {
     let shown = performance.now();
     const frame = () => {
       if (!learning || !place.isConnected) return;
-      for (const began = performance.now(); performance.now() - began < 14 && training.done < training.steps; ) {
+      for (const began = performance.now(); performance.now() - began < 14 && training.done < training.steps;) {
         const loss = training.step(examples);
         recent = training.done === 1 ? loss : 0.98 * recent + 0.02 * loss;
       }
@@ -291,9 +302,9 @@ export function showToy(place) {
   paper.onkeydown = (event) => {
     const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] },
       step = event.shiftKey ? 0.5 : 0.1;
-    if (moves[event.key])
+    if (moves[event.key]) {
       asked = asked.map((value, k) => Math.min(REACH, Math.max(-REACH, value + step * moves[event.key][k])));
-    else if (event.key === "Enter") add(asked);
+    } else if (event.key === "Enter") add(asked);
     else return;
     event.preventDefault();
     event.stopPropagation(); // to mdBook an arrow means the next page
@@ -303,15 +314,29 @@ export function showToy(place) {
   train.onclick = () => (learning ? pause() : learn());
   play.onclick = () => stroll();
   place.replaceChildren(
-    make("div.stage", {},
+    make(
+      "div.stage",
+      {},
       make("div", {}, paper),
-      make("div.side", {},
+      make(
+        "div.side",
+        {},
         make("div.row", {}, train, play),
         make("p", {}, status),
         clock,
-        toggles("examples", Object.entries(NAMES).map(([kind, name]) => [name, kind]), "clusters", (kind) => begin(examplesOf(kind))),
-        toggles("the pointer", [["pointer draws", "draws"], ["pointer asks", "asks"]], pointer, (value) => { pointer = value; }),
-        toggles("paths", [["points", false], ["points and paths", true]], paths, (value) => { paths = value; refresh(); }),
+        toggles(
+          "examples",
+          Object.entries(NAMES).map(([kind, name]) => [name, kind]),
+          "clusters",
+          (kind) => begin(examplesOf(kind)),
+        ),
+        toggles("the pointer", [["pointer draws", "draws"], ["pointer asks", "asks"]], pointer, (value) => {
+          pointer = value;
+        }),
+        toggles("paths", [["points", false], ["points and paths", true]], paths, (value) => {
+          paths = value;
+          refresh();
+        }),
         told,
       ),
     ),

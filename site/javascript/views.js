@@ -99,16 +99,18 @@ export function chart({
     "aria-label": `${title}: ${y} over ${x}`,
   });
   root.append(svg("text", { x: left, y: 14, class: "title" }, title));
-  for (const v of ticks(x0, x1))
+  for (const v of ticks(x0, x1)) {
     root.append(
       svg("line", { x1: px(v), x2: px(v), y1: py(y0), y2: py(y1), class: "grid" }),
       svg("text", { x: px(v), y: height - bottom + 15, "text-anchor": "middle" }, v.toLocaleString("en")),
     );
-  for (const v of ticks(y0, y1))
+  }
+  for (const v of ticks(y0, y1)) {
     root.append(
       svg("line", { x1: px(x0), x2: px(x1), y1: py(v), y2: py(v), class: "grid" }),
       svg("text", { x: left - 6, y: py(v) + 4, "text-anchor": "end" }, v),
     );
+  }
   root.append(
     svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, x),
     svg(
@@ -122,7 +124,7 @@ export function chart({
   root.append(legend);
   Object.entries(series).forEach(([name, points], i) => {
     const color = COLORS[i % COLORS.length];
-    if (!dots.includes(name))
+    if (!dots.includes(name)) {
       root.append(
         svg("polyline", {
           points: points.map((p) => `${px(p[0])},${py(p[1])}`).join(" "),
@@ -131,9 +133,12 @@ export function chart({
           "stroke-width": 2,
         }),
       );
-    if (dots.includes(name) || points.length < 60)
-      for (const p of points)
+    }
+    if (dots.includes(name) || points.length < 60) {
+      for (const p of points) {
         root.append(svg("circle", { cx: px(p[0]), cy: py(p[1]), r: points.length > 60 ? 1 : 3, fill: color }));
+      }
+    }
     if (Object.keys(series).length > 1) legend.append(svg("tspan", { dx: 10, style: `fill: ${color}` }, name));
   });
   for (const [a, b, c, d] of arrows) {
@@ -183,7 +188,7 @@ export function toggles(label, options, value, changed) {
         },
       },
       text,
-    ),
+    )
   );
   return make("div.toggles", { role: "group", "aria-label": label }, ...buttons);
 }

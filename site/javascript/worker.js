@@ -44,7 +44,7 @@ function wait() {
 /** The bytes of an answer, while the page is told how many have come. */
 async function receive(answer) {
   const chunks = [];
-  for (const reader = answer.body.getReader(); ;) {
+  for (const reader = answer.body.getReader();;) {
     const { done, value } = await reader.read();
     if (done) return new Blob(chunks).arrayBuffer();
     chunks.push(value);
@@ -86,8 +86,7 @@ async function fetchFile(path) {
 }
 
 /** A file as klein.js reads it: weights travel packed. */
-const fetched = async (path) =>
-  path.endsWith(".safetensors") ? unpack(await fetchFile(`${path}.gz`)) : fetchFile(path);
+const fetched = async (path) => path.endsWith(".safetensors") ? unpack(await fetchFile(`${path}.gz`)) : fetchFile(path);
 
 /** The compiled product; null where it cannot be had: then plain JavaScript does its work. */
 async function fetchKernel() {
@@ -107,12 +106,15 @@ async function fetchMatrix() {
 function checkWish({ steps, width, height, mask, guidance = 1 }) {
   const whole = (n, low, high) => Number.isInteger(n) && low <= n && n <= high;
   if (!whole(steps, 1, 1000)) throw new RangeError("Steps are a whole number from 1 to 1000.");
-  for (const side of [width, height])
-    if (!whole(side, 16, 2048) || side % 16)
+  for (const side of [width, height]) {
+    if (!whole(side, 16, 2048) || side % 16) {
       throw new RangeError("Width and height are multiples of 16 pixels, at most 2048.");
+    }
+  }
   if (!(guidance >= 1 && guidance <= 1000)) throw new RangeError("Guidance is a number from 1 to 1000.");
-  if (mask && !mask.includes(0))
+  if (mask && !mask.includes(0)) {
     throw new RangeError("All of the picture is painted, so that nothing would stay: clear the mask, or draw anew.");
+  }
 }
 
 const parts = {}; // name → promise
@@ -179,11 +181,12 @@ function join(arrays) {
 /** What a head multiplies: its queries (s, hd), and behind them its keys divided by √hd (s, hd). */
 function factors(M, { q, lq, kT, wide }, s, hd) {
   const both = new Float32Array(2 * s * hd);
-  for (let i = 0; i < s; i++)
+  for (let i = 0; i < s; i++) {
     for (let c = 0; c < hd; c++) {
       both[i * hd + c] = M[q + i * lq + c];
       both[(s + i) * hd + c] = M[kT + c * wide + i];
     }
+  }
   return both;
 }
 
@@ -201,16 +204,14 @@ function loadMistake(name) {
 }
 
 /** What a cut does to the features (m, wide) of the words: one is deafened, or two are put in each other's place. */
-const spoilWords =
-  ({ token, swap }) =>
-  (features, wide) => {
-    const of = (i) => features.subarray(i * wide, (i + 1) * wide);
-    if (token >= 0) of(token).fill(0);
-    if (!swap) return;
-    const first = of(swap[0]).slice();
-    of(swap[0]).set(of(swap[1]));
-    of(swap[1]).set(first);
-  };
+const spoilWords = ({ token, swap }) => (features, wide) => {
+  const of = (i) => features.subarray(i * wide, (i + 1) * wide);
+  if (token >= 0) of(token).fill(0);
+  if (!swap) return;
+  const first = of(swap[0]).slice();
+  of(swap[0]).set(of(swap[1]));
+  of(swap[1]).set(first);
+};
 
 /** Works with a model that is spoiled on purpose, as a wish says: by a `cut`, or by a mistake in its script. */
 function spoiling(klein, { cut }, Wrong, work) {
@@ -244,8 +245,8 @@ const work = {
       if (done) break;
       const { index, steps, t, t_next } = step,
         last = index + 1 === steps;
-      const show =
-        last || (klein.wasm && Math.floor(((index + 1) * PREVIEWS) / steps) > Math.floor((index * PREVIEWS) / steps));
+      const show = last ||
+        (klein.wasm && Math.floor(((index + 1) * PREVIEWS) / steps) > Math.floor((index * PREVIEWS) / steps));
       const about = { index, steps, t, t_next };
       if (show) {
         let { rgba } = spoiling(klein, wish, Wrong, () => klein.decode(step.clean, step.gh, step.gw));
@@ -281,7 +282,7 @@ const work = {
           klein.watch = null;
         }
       };
-    for (let first = true; ; first = false) {
+    for (let first = true;; first = false) {
       const { value: step, done } = next();
       if (done) break;
       if (first) {
