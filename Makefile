@@ -81,6 +81,8 @@ lint: $(VENV)/.test$(BACKEND) ## promotion in step, types, every import downward
 	$(BIN)/python -m tools.promote --check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/deno lint
+	$(BIN)/deno fmt --check
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
 
@@ -88,9 +90,10 @@ test-notebooks: $(VENV)/.test$(BACKEND) ## run the notebooks and compare (nbval)
 	MLX_ENABLE_TF32=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -p nbval --nbval-lax --nbval-current-env \
 	  --nbval-cell-timeout 1800 -n 2 --dist loadfile $$($(BIN)/python -m tools.notebooks list $$NB)
 
-format: $(VENV)/.test$(BACKEND) ## let the formatter write notebooks and modules, then promote
+format: $(VENV)/.test$(BACKEND) ## let the formatters write notebooks, modules and scripts, then promote
 	$(BIN)/ruff check --select I --fix
 	$(BIN)/ruff format
+	$(BIN)/deno fmt
 	$(BIN)/python -m tools.promote
 
 workbook: $(VENV)/.book$(BACKEND) ## write workbook/: every chapter with holes to fill, and a check behind each

@@ -48,8 +48,10 @@ def test_mdbook_is_one_version():
         assert "mdbook" not in workflow.read_text("utf-8"), "the workflows get it from pyproject.toml, by make"
 
 
-def test_the_linter_is_pinned():
-    assert pinned("ruff"), "its default rules change from version to version"
+@pytest.mark.parametrize("linter", ["ruff", "deno"])
+def test_the_linters_are_pinned(linter):
+    assert pinned(linter), "default rules change from version to version"
+    assert pinned(linter) in (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
 
 
 def test_one_address_for_the_project():

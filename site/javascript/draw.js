@@ -303,7 +303,6 @@ function busy(now) {
  *  while somebody types, nothing moves but the picture. */
 async function run(wish, way = "asked") {
   const mine = ++running,
-    { first, ...asked } = wish,
     frames = [],
     { width, height } = wish,
     still = calm() || way !== "asked",
@@ -342,7 +341,7 @@ async function run(wish, way = "asked") {
     }
   };
   try {
-    const { stopped, seconds } = await painter.ask("draw", asked, {
+    const { stopped, seconds } = await painter.ask("draw", wish, {
       ...hearLoading(() => mine !== running),
       read: (found) => {
         if (mine !== running) return;
@@ -449,10 +448,9 @@ async function drawMistake(name) {
     mine.of = shown;
     pair(shown.picture, name, null, "Drawing …");
     remember();
-    const { first, ...asked } = shown.wish;
     const { stopped } = await painter.ask(
       "draw",
-      { ...asked, mistake: name },
+      { ...shown.wish, mistake: name },
       { step: (step) => (rgba = step.rgba ?? rgba) },
     );
     if (mine !== chosen) return;

@@ -391,10 +391,10 @@ def test_code_is_shown_as_it_is():
 
 
 def test_the_titles_number_is_true():
-    """klein in 500 lines: without comments and empty ones."""
+    """klein in 700 lines: without comments and empty ones."""
     lines = (live.SCRIPTS / "klein.js").read_text("utf-8").split("\n")
     code = [line for line in lines if line.strip() and not line.strip().startswith(("//", "/**", "* "))]
-    assert len(code) <= 500 and max(map(len, lines)) <= 120
+    assert len(code) <= 700 and max(map(len, lines)) <= 120
 
 
 @pytest.mark.slow
