@@ -1,5 +1,5 @@
 // The brush with which a visitor paints the part of a picture that is to be drawn anew.
-import { make } from "./painter.js";
+import { make } from "./page.js";
 
 const WIDE = 9; // pixels from the middle of the brush to its edge
 

@@ -1,13 +1,13 @@
 // The page Draw: a form, a picture that follows what is typed, the film of its steps, and how to change, keep and send it.
 // The page Home shows the same, without settings.
 import { Brush } from "./brush.js";
-import { calm, field, make, megabytes, paint, Painter } from "./painter.js";
 import { describeLimits } from "./limits.js";
 import { MISTAKES } from "./mistakes.js";
 import { ADAPTER, BYTES, SIZE, STORED } from "./model.js";
+import { calm, field, figure, make, megabytes, paint, toggles } from "./page.js";
+import { Painter } from "./painter.js";
 import { describe, png } from "./png.js";
 import { follow } from "./typing.js";
-import { figure, toggles } from "./views.js";
 
 const EXAMPLES = [
   STORED.draw,

@@ -1,7 +1,8 @@
 // The page "Look inside": the book's diagram, alive, over the visitor's own sentence. Every box opens a view.
+import { chart, heat, overlay, viridis } from "./charts.js";
 import { BYTES, SCORES, SIZE, STORED } from "./model.js";
-import { calm, field, make, megabytes, paint, Painter } from "./painter.js";
-import { chart, figure, heat, overlay, slider, toggles, viridis } from "./views.js";
+import { calm, field, figure, make, megabytes, paint, slider, toggles } from "./page.js";
+import { Painter } from "./painter.js";
 
 const page = document.querySelector("#live-inside");
 const now = {

@@ -38,34 +38,3 @@ export class Painter {
     this.worker.postMessage({ id: ++this.count, kind: "stop" });
   }
 }
-
-export const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
-
-/** An element: make("p.note", { title: "…" }, "text", child, …) */
-export function make(what, attributes = {}, ...children) {
-  const [name, ...classes] = what.split("."),
-    element = document.createElement(name);
-  element.className = classes.join(" ");
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-    else if (value !== false && value != null) element.setAttribute(key, value === true ? "" : value);
-  }
-  element.append(...children);
-  return element;
-}
-
-/** An input with its name, in a form. */
-export function field(name, label, input) {
-  input.name = name;
-  return make("label", {}, make("span", {}, label), input);
-}
-
-/** Puts 8-bit pixels onto a canvas. */
-export function paint(canvas, { rgba, width, height }) {
-  canvas.width = width;
-  canvas.height = height;
-  canvas.getContext("2d").putImageData(new ImageData(rgba, width, height), 0, 0);
-  return canvas;
-}
-
-export const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

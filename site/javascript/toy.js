@@ -1,7 +1,6 @@
 // A cloud of points, drawn by the visitor, and a network that learns to lead noise there, while one watches.
-import { calm, make } from "./painter.js";
+import { calm, make, slider, toggles } from "./page.js";
 import { Field, lines, normals, Training, uniforms, walk } from "./plane.js";
-import { slider, toggles } from "./views.js";
 
 const SIDE = 460, // pixels of the paper
   REACH = 3.2, // it shows the plane from -REACH to REACH

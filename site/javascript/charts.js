@@ -1,5 +1,4 @@
-// Small pictures of numbers: heat maps, lines, and the controls over them.
-import { make } from "./painter.js";
+// Small pictures of numbers: heat maps and lines.
 
 const VIRIDIS = [
   "440154",
@@ -149,46 +148,4 @@ export function chart({
     );
   }
   return root;
-}
-
-/** A slider with its name and value. */
-export function slider(label, { min, max, step = 1, value }, changed, show = (v) => v) {
-  const text = String(show(value)),
-    shown = make("output", { "aria-live": "off" }, text), // the slider itself says its value
-    input = make("input", { type: "range", min, max, step, value, "aria-label": label, "aria-valuetext": text });
-  input.oninput = () => {
-    shown.textContent = show(Number(input.value));
-    input.setAttribute("aria-valuetext", shown.textContent);
-    changed(Number(input.value));
-  };
-  return make("label.slider", {}, make("span", {}, label), input, shown);
-}
-
-/** A canvas with its caption, which names it for those who do not see it. */
-export function figure(canvas, caption) {
-  const words = typeof caption === "string" ? make("figcaption", {}, caption) : caption;
-  words.id ||= `caption-${++captions}`;
-  canvas.setAttribute("role", "img");
-  if (!canvas.hasAttribute("aria-label")) canvas.setAttribute("aria-labelledby", words.id);
-  return make("figure", {}, words, canvas);
-}
-let captions = 0;
-
-/** Buttons of which one is pressed. */
-export function toggles(label, options, value, changed) {
-  const buttons = options.map(([text, its]) =>
-    make(
-      "button",
-      {
-        type: "button",
-        "aria-pressed": String(its === value),
-        onclick: (event) => {
-          for (const button of buttons) button.setAttribute("aria-pressed", String(button === event.currentTarget));
-          changed(its);
-        },
-      },
-      text,
-    )
-  );
-  return make("div.toggles", { role: "group", "aria-label": label }, ...buttons);
 }
