@@ -331,7 +331,7 @@ async function run(wish, way = "asked") {
         onclick: () => paint(canvas, picture),
       },
       small,
-      make("span", {}, `t = ${step.t_next.toFixed(2)}`),
+      make("span", {}, `t = ${step.tNext.toFixed(2)}`),
     );
     frames.push(make("li", {}, look));
     seen = { picture, step };
@@ -357,7 +357,7 @@ async function run(wish, way = "asked") {
         brushing.setAttribute("aria-pressed", "false");
         if (way === "asked") {
           say(
-            `Step ${step.index + 1} of ${step.steps}, noise level ${step.t.toFixed(2)} to ${step.t_next.toFixed(2)}.`,
+            `Step ${step.index + 1} of ${step.steps}, noise level ${step.t.toFixed(2)} to ${step.tNext.toFixed(2)}.`,
           );
         }
         if (step.rgba) keep(step);
@@ -599,7 +599,7 @@ function offered() {
 }
 
 /** Before anything is loaded: the run of the first example, drawn when the site was made (`python site/live.py`). */
-function show_stored() {
+function showStored() {
   const pictures = [1, 2, 3, 4].map((step) =>
     make("img", { src: `images/draw-${step}.png`, width: SIZE, height: SIZE, alt: `Expected after step ${step}` })
   );
@@ -626,5 +626,5 @@ function show_stored() {
 
 const filled = !compact && location.hash.includes("=");
 if (filled) fill();
-show_stored();
+showStored();
 if (filled && note.querySelector("button")) document.querySelector("#one-line")?.scrollIntoView();

@@ -240,8 +240,8 @@ function attentionViewer(place, read, steps) {
   draw();
 }
 
-const ALIVE = { schedule_explorer: scheduleExplorer, rope_explorer: ropeExplorer, toy: showToy },
-  LATER = { attention_viewer: attentionViewer };
+const ALIVE = { "schedule_explorer": scheduleExplorer, "rope_explorer": ropeExplorer, toy: showToy },
+  LATER = { "attention_viewer": attentionViewer };
 for (const still of document.querySelectorAll("[data-explorer]")) {
   const kind = still.dataset.explorer,
     place = make("div.live.explorer");

@@ -580,7 +580,7 @@ const VIEWS = {
           make("canvas.large", { role: "img", "aria-label": `Expected after step ${now.step}: ${run.prompt}` }),
           picture(run, stepOf(run)),
         ),
-        `noise level ${number(stepOf(run).t)} to ${number(stepOf(run).t_next)}`,
+        `noise level ${number(stepOf(run).t)} to ${number(stepOf(run).tNext)}`,
       ),
     ],
   },

@@ -777,7 +777,7 @@ export class Klein extends Arrays {
     const eps = start ?? noise(seed, n * c), wide = txt.length / this.index.max_sequence_length;
     this.cut?.words?.(txt, wide);
     for (let index = 0, x = eps; index < steps; index++) {
-      const t = sigmas[index], t_next = sigmas[index + 1], img = new Float32Array(n * c + seen.length);
+      const t = sigmas[index], tNext = sigmas[index + 1], img = new Float32Array(n * c + seen.length);
       img.set(x);
       img.set(seen, n * c);
       this.lora = lora; // in each step: another walk may have gone on in between
@@ -788,13 +788,13 @@ export class Klein extends Arrays {
       }
       if (mask) {
         velocity = velocity.map((anew, i) => { // elsewhere the walk leads back to the picture
-          const back = f(f(f(f(1 - t_next) * seen[i]) + f(f(t_next) * eps[i])) - x[i]) / f(t_next - t);
+          const back = f(f(f(f(1 - tNext) * seen[i]) + f(f(tNext) * eps[i])) - x[i]) / f(tNext - t);
           return back + mask[Math.floor(i / c)] * (anew - back);
         });
       }
-      x = x.map((value, i) => value + f(f(t_next - t) * velocity[i]));
-      const clean = x.map((value, i) => value - f(f(t_next) * velocity[i]));
-      yield { index, steps, t, t_next, gh, gw, velocity, latents: x, clean };
+      x = x.map((value, i) => value + f(f(tNext - t) * velocity[i]));
+      const clean = x.map((value, i) => value - f(f(tNext) * velocity[i]));
+      yield { index, steps, t, tNext, gh, gw, velocity, latents: x, clean };
     }
   }
 }

@@ -243,11 +243,11 @@ const work = {
     for (;;) {
       const { value: step, done } = spoiling(klein, wish, Wrong, () => walk.next());
       if (done) break;
-      const { index, steps, t, t_next } = step,
+      const { index, steps, t, tNext } = step,
         last = index + 1 === steps;
       const show = last ||
         (klein.wasm && Math.floor(((index + 1) * PREVIEWS) / steps) > Math.floor((index * PREVIEWS) / steps));
-      const about = { index, steps, t, t_next };
+      const about = { index, steps, t, tNext };
       if (show) {
         let { rgba } = spoiling(klein, wish, Wrong, () => klein.decode(step.clean, step.gh, step.gw));
         if (wish.mask) rgba = paste(rgba, wish.reference.rgba, wish.mask);
@@ -307,12 +307,12 @@ const work = {
           modulation: waves.map((t) => [t, klein.modulation("transformer", t)]),
         });
       }
-      const { index, t, t_next, velocity, latents, clean } = step,
+      const { index, t, tNext, velocity, latents, clean } = step,
         { rgba } = klein.decode(clean, gh, gw);
       const attention = join(seen.attention.splice(0)),
         product = join(seen.factors.splice(0)),
         state = join(seen.state.splice(0));
-      tell("step", { index, t, t_next, velocity, latents, clean, rgba, attention, product, state }, [
+      tell("step", { index, t, tNext, velocity, latents, clean, rgba, attention, product, state }, [
         attention.buffer,
         product.buffer,
         state.buffer,
