@@ -168,7 +168,9 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     says["STORED"] = STORED
     says["SCORES"] = json.loads((SCRIPTS / "scores.json").read_text("utf-8"))  # python -m recipe.attention_score
     served = (".js", ".wasm", ".css", ".bin")
-    scripts = {f.name: f.read_bytes() for f in sorted(SCRIPTS.iterdir()) if f.suffix in served}
+    scripts = {
+        f.relative_to(SCRIPTS).as_posix(): f.read_bytes() for f in sorted(SCRIPTS.rglob("*")) if f.suffix in served
+    }
     scripts["model.js"] = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in says.items()).encode()
     return f"{FOLDER}/{write_folder(source / FOLDER, 'scripts', scripts)}", problems
 

@@ -384,7 +384,7 @@ def test_reading_is_causal(inside):
 
 def test_code_is_shown_as_it_is():
     silu = live.render_excerpt("silu")
-    assert silu.startswith("```javascript\n/** x · sigmoid(x)") and silu.endswith("Math.exp(-this.M[i]); }\n```")
+    assert silu.startswith("```javascript\n/** x · sigmoid(x)") and silu.endswith("Math.exp(-this.M[i]);\n}\n```")
     assert live.render_excerpt("noise").count("\n}\n") == 1
     with pytest.raises(LookupError, match="no paint to show"):
         live.render_excerpt("paint")
