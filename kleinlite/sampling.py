@@ -9,7 +9,7 @@ Sources: rectified flow: Liu et al. 2022, arXiv 2209.03003. Flow matching: Lipma
 Classifier-free guidance: Ho and Salimans 2022, arXiv 2207.12598. The constants of `empirical_mu`:
 compute_empirical_mu in the FLUX.2 authors' and diffusers' code.
 
-Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal 985a23ca)
+Promoted from notebooks/04_sampling.ipynb: edit there, then run `make promote`. (seal bae8d565)
 """
 
 import math
@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar
 import mlx.core as mx
 
 __all__ = [
-    "empirical_mu", "T", "shift_time", "noised", "schedule", "EulerStep", "Field", "euler", "classifier_free_guidance",
-    "noise",
+    "empirical_mu", "T", "shift_time", "noised", "schedule", "EulerStep", "Field", "euler", "noise",
+    "classifier_free_guidance",
 ]  # fmt: skip
 
 
@@ -81,17 +81,17 @@ def euler(velocity: Field, x: mx.array, sigmas: list[float]) -> Iterator[EulerSt
         yield EulerStep(i, t, t_next, v, x)
 
 
-def classifier_free_guidance(cond: mx.array, uncond: mx.array, guidance: float | mx.array) -> mx.array:
-    """Classifier-free guidance: from the answer without the prompt, `guidance` times as far as the prompt moves it.
-
-    Ho and Salimans 2022, arXiv 2207.12598.
-    """
-    return uncond + guidance * (cond - uncond)
-
-
 def noise(seed: int, n: int, channels: int = 128) -> mx.array:
     """Standard normal latents (1, n, channels) to start from, drawn on the CPU: the same for a seed on every device."""
     with mx.stream(mx.cpu):
         x = mx.random.normal((1, n, channels), key=mx.random.key(seed))
         mx.eval(x)
     return x
+
+
+def classifier_free_guidance(cond: mx.array, uncond: mx.array, guidance: float | mx.array) -> mx.array:
+    """Classifier-free guidance: from the answer without the prompt, `guidance` times as far as the prompt moves it.
+
+    Ho and Salimans 2022, arXiv 2207.12598.
+    """
+    return uncond + guidance * (cond - uncond)

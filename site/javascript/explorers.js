@@ -29,7 +29,6 @@ function scheduleExplorer(place) {
         series: {
           klein: points(schedule(steps, n)),
           linear: points(line),
-          "power 1/5": points(line.map((t) => t ** 0.2)),
         },
       }),
       chart({
