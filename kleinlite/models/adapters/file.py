@@ -29,9 +29,8 @@ from .names import PREFIXES, Size, Target, find_targets, list_names, matrix_shap
 from .variants import DoRA, Hadamard, Kronecker, SplitAdapter, weight_of
 
 REAL_TYPES = {"F16", "BF16", "F32"}  # in which a file may have its matrices
-KINDS = {  # by the names of a module's tensors, in the order of the alphabet
+KINDS = {  # by the names of a module's tensors, in the order of the alphabet; a magnitude makes DoRA of each
     "down up": "LoRA",
-    "down magnitude up": "DoRA",
     "hada_w1_a hada_w1_b hada_w2_a hada_w2_b": "LoHa",
     "lokr_w1 lokr_w2": "LoKr",
     "lokr_w1 lokr_w2_a lokr_w2_b": "LoKr",
@@ -44,9 +43,9 @@ KINDS = {  # by the names of a module's tensors, in the order of the alphabet
 class Tensors:
     """The tensors of one module of a file, sorted into the formula of their kind.
 
-    LoRA: up (d_out, r), down (r, d_in). DoRA: also magnitude, (d_out,) or (d_out, 1), a length for each row, or
-    (1, d_in), for each column. LoHa: two pairs as LoRA's, whose products are multiplied number by number. LoKr: two
-    matrices, each whole or as a pair, whose Kronecker product it is.
+    LoRA: up (d_out, r), down (r, d_in). LoHa: two pairs as LoRA's, whose products are multiplied number by number.
+    LoKr: two matrices, each whole or as a pair, whose Kronecker product it is. With a magnitude each is a DoRA:
+    (d_out,) or (d_out, 1), a length for each row, or (1, d_in), for each column.
     """
 
     target: Target
@@ -55,7 +54,7 @@ class Tensors:
 
     @property
     def rank(self) -> int | None:
-        """The number that alpha is divided by; None for a LoKr with both factors whole, whose alpha means nothing."""
+        """The number that alpha is divided by; None for a LoKr with both factors whole, whose shapes do not tell."""
         lower = [name for name in ("down", "hada_w2_b", "lokr_w2_b", "lokr_w1_b") if name in self.arrays]
         return len(self.arrays[lower[0]]) if lower else None
 
@@ -74,10 +73,10 @@ class Tensors:
         """Rows and columns of the delta; None if the tensors do not fit each other."""
         w = self.arrays
         with suppress(ValueError):  # of what MLX, which is lazy, does not multiply, or of what has no two dimensions
-            if self.kind == "LoKr":
+            if self.kind.startswith("LoKr"):
                 (o1, i1), (o2, i2) = (self.product(name).shape for name in ("lokr_w1", "lokr_w2"))
-                return o1 * o2, i1 * i2
-            if self.kind == "LoHa":
+                d_out, d_in = o1 * o2, i1 * i2
+            elif self.kind.startswith("LoHa"):
                 [(d_out, d_in)] = {self.product("hada_w1").shape, self.product("hada_w2").shape}
             else:
                 d_out, d_in = (w["up"] @ w["down"]).shape
@@ -92,25 +91,29 @@ class Tensors:
             return swap_halves(rows) if self.target.swapped and len(rows) > 1 else rows
 
         w = self.arrays
-        if self.kind == "LoKr":
+        change: LoRA | Kronecker | Hadamard
+        if self.kind.startswith("LoKr"):
             first, second = map(self.product, ("lokr_w1", "lokr_w2"))
             if self.target.swapped:  # its rows are blocks of rows, of which there may be an odd number
-                return Kronecker(mx.ones((1, 1)), turn(mx.kron(first, second)), scaling)
-            return Kronecker(first, second, scaling)
-        if self.kind == "LoHa":
-            return Hadamard(turn(w["hada_w1_a"]), w["hada_w1_b"], turn(w["hada_w2_a"]), w["hada_w2_b"], scaling)
-        low = LoRA(w["down"], turn(w["up"]), scaling)
-        return DoRA(low, turn(w["magnitude"]), weight) if self.kind == "DoRA" else low
+                first, second = mx.ones((1, 1)), turn(mx.kron(first, second))
+            change = Kronecker(first, second, scaling)
+        elif self.kind.startswith("LoHa"):
+            change = Hadamard(turn(w["hada_w1_a"]), w["hada_w1_b"], turn(w["hada_w2_a"]), w["hada_w2_b"], scaling)
+        else:
+            change = LoRA(w["down"], turn(w["up"]), scaling)
+        return DoRA(change, turn(w["magnitude"]), weight) if "magnitude" in w else change
 
 
 def parse_module(path: Path, module: str, arrays: dict[str, mx.array], target: Target) -> Tensors:
     """One of the four kinds. Raises UserError for half a pair, two kinds in one, and matrices that do not fit."""
     if "alpha" in arrays and arrays["alpha"].size != 1:
         raise UserError(f"{path}: the alpha of {clip(module)} is not one number.")
-    kind = KINDS.get(" ".join(sorted(arrays.keys() - {"alpha"})))
+    kind = KINDS.get(" ".join(sorted(arrays.keys() - {"alpha", "magnitude"})))
     if kind is None:
         there = first_few(sorted(arrays))
         raise UserError(f"{path}: {clip(module)} is not complete, it only has {there}: get it anew.")
+    if "magnitude" in arrays:
+        kind = "DoRA" if kind == "LoRA" else f"{kind} with magnitudes"
     tensors = Tensors(target, kind, arrays)
     if tensors.shape is None:
         raise UserError(f"{path}: {clip(module)} is tensors that do not go together ({clip(tensors.sizes, 100)}).")
@@ -153,18 +156,25 @@ class Adapter:
     def scaling(self, module: str) -> float:
         """alpha / r, or alpha / √r: alpha from the module's tensor, else from what is said of the file; else 1."""
         tensors = self.modules[module]
-        r = tensors.rank
-        if r is None:
-            return 1.0
         if "alpha" in tensors.arrays:
-            return cast(float, tensors.arrays["alpha"].item()) / r
-        name = "." + PREFIXES.sub("", module)
-        patterns = self.config.get("alpha_pattern") or {}  # as PEFT has it, of the whole name or of its end
-        own = (alpha for words, alpha in patterns.items() if name.endswith(f".{words}") or words == f"^{name[1:]}")
-        alpha = next(own, self.config.get("lora_alpha"))
-        if alpha is None:
+            alpha = tensors.arrays["alpha"]
+            dim = self.metadata.get("ss_network_dim", "")
+            r = tensors.rank or (int(dim) if re.fullmatch("[1-9][0-9]{,8}", dim) else 0)
+            # With whole factors, LyCORIS writes r as alpha, which a narrow type rounds, and others what means nothing.
+            return (
+                cast(float, alpha.item()) / r if r and alpha.item() != mx.array(r).astype(alpha.dtype).item() else 1.0
+            )
+        alpha = self.said(module, "lora_alpha", "alpha_pattern")
+        rank = self.said(module, "r", "rank_pattern") or tensors.rank
+        if alpha is None or rank is None:
             return 1.0
-        return alpha / (math.sqrt(r) if self.config.get("use_rslora") else r)
+        return cast(float, alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank))
+
+    def said(self, module: str, word: str, patterns: str) -> Any:
+        """What PEFT's words say of a module: by a pattern, which is its whole name or the end of it, or of all."""
+        name = "." + PREFIXES.sub("", module)
+        own = self.config.get(patterns) or {}
+        return next((own[p] for p in own if name.endswith(f".{p}") or p == f"^{name[1:]}"), self.config.get(word))
 
     @property
     def trained_on(self) -> str | None:
@@ -215,15 +225,25 @@ class Adapter:
 # No pattern from a file is run here: one can be made that never ends.
 PLAIN_PATTERN = re.compile(r"\^?[\w.]+")
 ALPHA_WORD = re.compile(r"(?<!conv)(?<!conv[._])alpha$", re.IGNORECASE)
-PEFT_WORDS = {  # by which PEFT computes something else
+PEFT_WORDS: dict[str, Any] = {  # by which PEFT computes something else
     "peft_type": ("LORA", "LOKR", "LOHA", None), "use_qalora": (False, None), "lora_bias": (False, None),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", None), "layer_replication": None,
-    "alora_invocation_tokens": None, "arrow_config": None,
+    "alora_invocation_tokens": None, "arrow_config": None, "bias": ("none", None), "fan_in_fan_out": (False, None),
+    "use_bdlora": None, "kasa_config": None, "monteclora_config": None, "target_parameters": (None, []),
+    "trainable_token_indices": None,
+}  # fmt: skip
+PEFT_READ = {  # or without effect on what is computed
+    "alpha", "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "decompose_both",
+    "decompose_factor", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "init_weights",
+    "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config",
+    "megatron_config", "megatron_core", "module_dropout", "modules_to_save", "peft_version", "qalora_group_size", "r",
+    "rank_dropout", "rank_dropout_scale", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type",
+    "use_dora", "use_effective_conv2d", "use_rslora", "velora_config",
 }  # fmt: skip
 
 
 def read_strength(path: Path, metadata: dict[str, str], modules: Iterable[str]) -> dict[str, Any]:
-    """What is said of an adapter's strength: `lora_alpha`, `alpha_pattern`, `use_rslora`. Raises UserError.
+    """What is said of its strength: `lora_alpha`, `r`, their patterns, `use_rslora`. Raises UserError.
 
     PEFT's words stand in adapter_config.json beside its file, or in the header; other programs' in the header, plain.
     """
@@ -242,13 +262,17 @@ def read_strength(path: Path, metadata: dict[str, str], modules: Iterable[str]) 
     words = {name.removeprefix("transformer."): value for name, value in words.items()}
     if words.get("lora_alpha") is None:
         words["lora_alpha"] = words.get("alpha")  # of LoKr and LoHa
-    patterns = words.get("alpha_pattern") or {}
-    plain = isinstance(patterns, dict) and all(map(PLAIN_PATTERN.fullmatch, patterns))
-    if not plain or not all(map(is_alpha, [words["lora_alpha"], *patterns.values()])):
+    alphas, ranks = (words.get(name) or {} for name in ("alpha_pattern", "rank_pattern"))
+    plain = all(isinstance(own, dict) and all(map(PLAIN_PATTERN.fullmatch, own)) for own in (alphas, ranks))
+    if (
+        not plain
+        or not all(map(is_alpha, [words["lora_alpha"], *alphas.values()]))
+        or not all(map(is_rank, [words.get("r"), *ranks.values()]))
+    ):
         raise UserError(
             f"{path}: what {where} is damaged, or has a pattern in place of a matrix's name: write the adapter again."
         )
-    check_words(path, words, PEFT_WORDS, words.keys() - PEFT_WORDS)
+    check_words(path, words, PEFT_WORDS, PEFT_READ)
     return words
 
 
@@ -276,6 +300,11 @@ def read_words(text: str) -> dict[str, Any]:
 def is_alpha(value: object) -> bool:
     """Whether this may stand for alpha: None, or a number that float32 holds, which NaN is not."""
     return value is None or (type(value) in (int, float) and abs(cast(float, value)) <= 1e30)
+
+
+def is_rank(value: object) -> bool:
+    """Whether this may stand for a rank: None, or a whole number from 1 on."""
+    return value is None or (type(value) is int and 1 <= value <= 10**6)
 
 
 def describe_adapter(adapter: Adapter) -> dict[str, str]:
@@ -310,7 +339,7 @@ def bundled_adapters() -> dict[str, Path]:
 def find_adapter(name: str | Path) -> Path:
     """The file of this name, in a folder that PEFT has written, or of the adapter of this name that nano has."""
     path = Path(name).expanduser()
-    if path.is_dir() and str(name) not in bundled_adapters():
+    if os.path.isdir(path) and str(name) not in bundled_adapters():
         found = [path / f"{stem}.safetensors" for stem in ("adapter_model", "pytorch_lora_weights")]
         return next((file for file in found if file.is_file()), path)
     return path if os.path.isfile(path) else bundled_adapters().get(str(name), path)
@@ -326,7 +355,7 @@ def open_adapter(path: str | Path, first: Family = KLEIN) -> Adapter:
     name = Path(path).name if os.path.isdir(path) else None
     path = find_adapter(path)
     if not os.path.isfile(path):  # False for a name that no file can have, too
-        if (path / "transformer").is_dir():
+        if os.path.isdir(path / "transformer"):
             raise UserError(f"{path} is a whole model, not an adapter: it is for from_pretrained itself, or --model.")
         bundled = ", ".join(bundled_adapters())
         what = "no adapter_model.safetensors in the folder" if name else "no file"
@@ -346,6 +375,10 @@ def open_adapter(path: str | Path, first: Family = KLEIN) -> Adapter:
     for module, tensors in names.items():
         own = {kind: arrays[name] for kind, name in tensors.items()}
         modules[module] = parse_module(path, module, own, targets[module])
-        if not all(mx.isfinite(w).all().item() for w in own.values()):
+    strength = read_strength(path, metadata, names)
+    adapter = Adapter(name or path.stem, path, family, modules, metadata, strength, sha256)
+    for module, read in modules.items():
+        used = [w for kind, w in read.arrays.items() if kind != "alpha"] + [mx.array(adapter.scaling(module))]
+        if not all(mx.isfinite(w).all().item() for w in used):
             raise UserError(f"{path} has numbers that are not finite ({clip(module)}): its training has failed.")
-    return Adapter(name or path.stem, path, family, modules, metadata, read_strength(path, metadata, names), sha256)
+    return adapter

@@ -19,11 +19,12 @@ from ..families import FAMILIES, KLEIN, Family, family_of
 Size = tuple[int, int]  # rows and columns of a matrix
 BLOCKS = 100  # names are known for this many blocks; whether a model has them is asked later
 PREFIXES = re.compile(
-    r"^(base_model\.model\.|(model\.)?diffusion_model\.|transformer\.|lora_unet_|lora_transformer_|lycoris_)+"
+    r"^(base_model\.model\.|(model\.)?diffusion_model\.|transformer\.|lora_unet_|lora_transformer_|lycoris_"
+    r"|(module|_orig_mod|net|unet|dit|pipe\.dit)\.)+"
 )
 TENSOR_NAME = re.compile(
     r"\.(?:(?P<low>lora[_.](?:A|B|down|up|magnitude_vector))(?:(?:\.(?P<adapter>\w+))?\.weight)?"
-    r"|(?P<other>alpha|dora_scale|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]))$"
+    r"|(?P<other>alpha|dora_scale|magnitude|lokr_w[12](?:_[ab])?|hada_w[12]_[ab]))$"
 )
 TENSOR_KINDS = {
     "lora_A": "down", "lora_B": "up", "lora_down": "down", "lora_up": "up", "lora_magnitude_vector": "magnitude",
@@ -71,6 +72,14 @@ def find_target(module: str, family: Family = KLEIN) -> Target | None:
     return list_targets(family).get(name.replace(".", "_"))
 
 
+FOREIGN = {  # how the names of their tensors end → kinds that are not read; PEFT's own say it, as vera_lambda_b does
+    r"\.(diff|diff_b|set_weight|w_norm|b_norm)": "whole changes of weights",
+    r"\.([ab][12]|bm)\.weight": "GLoRA",
+    r"\.on_input": "(IA)³",
+    r"\.lora_E(\.\w+)?": "AdaLoRA",
+    r"(lora_mid(\.weight)?|(hada|lokr)_t[12]?)": "an adapter of convolutions",
+    r"\.lora_[AB](\.\w+)?\.bias": "a LoRA with biases",
+}
 OTHERS = {  # what only the names of adapters have that are not for our transformers
     "a text encoder": r"^(text_encoders?\.|lora_te\d?_|te\d_|lycoris_text|base_model\.model\.text_encoder)",
     "FLUX.1": r"(img|txt)_mod[._]lin|single_blocks[._]\d+[._]modulation[._]lin|vector_in|ff\.net\.|ff_net_|proj_mlp|"
@@ -80,6 +89,20 @@ OTHERS = {  # what only the names of adapters have that are not for our transfor
     "Stable Diffusion": r"(down|up|mid|input|output|middle)_blocks?[._]",
     "FLUX.1 or FLUX 3 Image Klein": r"single_transformer_blocks[._]\d+[._]attn[._]to_[qkv]\b",
 }
+
+
+def foreign_kind(name: str) -> str | None:
+    """The kind of adapter that has a tensor of this name, if it is another than ours."""
+    for pattern, title in FOREIGN.items():
+        if re.search(f"{pattern}$", name):
+            return title
+    parts = name.removesuffix(".weight").split(".")
+    for i in (-1, -2)[: len(parts) - 1]:  # an adapter's own name may stand behind it
+        method, _, rest = parts[i].partition("_")
+        known = any(find_target(".".join(parts[:i]), family) for family in FAMILIES)
+        if rest and known and method not in ("lora", "lokr", "hada"):
+            return method.upper()
+    return None
 
 
 def guess_model(names: list[str], others: Iterable[str] = ()) -> str | None:
@@ -108,6 +131,11 @@ def sort_names(path: Path, names: Iterable[str]) -> dict[str, dict[str, str]]:
             raise UserError(f"{path} has two tensors for one place ({list_names([other, name])}): write it again.")
     if len(adapters) > 1:
         raise UserError(f"{path} holds several adapters ({list_names(sorted(adapters))}): save one of them alone.")
+    if kinds := {kind for name in unknown if (kind := foreign_kind(name))}:
+        raise UserError(
+            f"{path} is {first_few(sorted(kinds))}, which kleinlite does not read ({list_names(unknown)}): it reads "
+            "LoRA, DoRA, LoHa and LoKr."
+        )
     if not modules:
         is_model = any(name.endswith(".weight") for name in unknown)
         whole = "whole weights, not an adapter: it is for from_pretrained itself, or --model"

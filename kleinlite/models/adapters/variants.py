@@ -95,12 +95,13 @@ class Hadamard(Variant):
 
 
 class DoRA(Variant):
-    """V = W + the LoRA's change, and then every row (or column) of V as long as `magnitude` says. Liu et al. 2024
+    """V = W + a LoRA's change, and then every row (or column) of V as long as `magnitude` says. Liu et al. 2024
 
+    LyCORIS makes it of LoHa and LoKr as well.
     magnitude: (d_out,) or (d_out, 1) for rows, (1, d_in) for columns. w: the weight that it stands beside.
     """
 
-    def __init__(self, lora: LoRA, magnitude: mx.array, w: mx.array):
+    def __init__(self, lora: LoRA | Kronecker | Hadamard, magnitude: mx.array, w: mx.array):
         super().__init__()
         self.lora = lora
         self.by_columns = magnitude.ndim == 2 and magnitude.shape[0] == 1

@@ -302,6 +302,98 @@ def test_lokr_alpha_means_nothing_when_both_factors_are_whole(tmp_path, net):
     assert adapter.deltas(net)["double_blocks.0.img_attn.qkv"].delta(mx.zeros((192, 64))).shape == (192, 64)
 
 
+@pytest.mark.parametrize(
+    "alpha, dtype, header, scaling",
+    [
+        (1e10, mx.float16, {}, 1.0),  # infinite: ai-toolkit's, which means nothing
+        (1e5, mx.bfloat16, {"ss_network_dim": "100000"}, 1.0),  # LyCORIS writes its rank, here rounded to 99840
+        (1e5, mx.float16, {"ss_network_dim": "100000"}, 1.0),
+        (1.0, mx.float32, {"ss_network_dim": "32"}, 1 / 32),  # ComfyUI, issue 15114
+        (1.0, mx.float32, {"ss_network_dim": "many"}, 1.0),
+    ],
+)
+def test_the_alpha_of_whole_factors(tmp_path, net, alpha, dtype, header, scaling):
+    whole = {"lokr_w1": mx.ones((4, 4)), "lokr_w2": mx.ones((48, 16)), "alpha": mx.array(alpha, dtype)}
+    module = "diffusion_model.double_blocks.0.img_attn.qkv"
+    path = write(tmp_path / "lokr.safetensors", {f"{module}.{name}": w for name, w in whole.items()}, header)
+    assert open_adapter(path).scaling(module) == pytest.approx(scaling)
+
+
+def test_an_alpha_that_counts_is_finite(right, tmp_path):
+    path = write(tmp_path / "x.safetensors", right | {f"{L2}.alpha": mx.array(1e10).astype(mx.float16)})
+    refused(path, "not finite")
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("kind", ["LoKr with magnitudes", "LoHa with magnitudes", "DoRA"])
+def test_magnitudes_of_every_kind(net, tmp_path, kind, by_rows):
+    """As LyCORIS' `apply_weight_decompose` and ai-toolkit's `DoRAModule` compute it: m (W + D) / |W + D|."""
+    layer = "single_blocks.1.linear2"
+    w = dict(tree_flatten(net.parameters()))[f"{layer}.weight"]
+    rows, columns = w.shape
+    shapes = {
+        "LoKr with magnitudes": {"lokr_w1": (4, 4), "lokr_w2": (rows // 4, columns // 4)},
+        "LoHa with magnitudes": {
+            "hada_w1_a": (rows, 2), "hada_w1_b": (2, columns), "hada_w2_a": (rows, 2), "hada_w2_b": (2, columns),
+        },
+        "DoRA": {"lora_A.weight": (2, columns), "lora_B.weight": (rows, 2)},
+    }[kind]  # fmt: skip
+    t = {name: mx.random.normal(shape, key=mx.random.key(i)) for i, (name, shape) in enumerate(shapes.items())}
+    if kind == "DoRA":
+        change = t["lora_B.weight"] @ t["lora_A.weight"]
+    elif kind.startswith("LoHa"):
+        change = (t["hada_w1_a"] @ t["hada_w1_b"]) * (t["hada_w2_a"] @ t["hada_w2_b"])
+    else:
+        change = mx.kron(t["lokr_w1"], t["lokr_w2"])
+    v = w + change
+    magnitude = 1.1 * mx.sqrt((v * v).sum(axis=int(by_rows), keepdims=True))
+    if by_rows and kind == "DoRA":
+        t["magnitude"] = magnitude.flatten()
+    else:
+        t["dora_scale"] = magnitude
+    path = write(tmp_path / "x.safetensors", {f"diffusion_model.{layer}.{name}": x for name, x in t.items()})
+    adapter = open_adapter(path)
+    assert adapter.kind == kind
+    got = adapter.deltas(net)[layer].delta(w)
+    assert mx.allclose(got, 1.1 * v - w, atol=1e-4 * mx.abs(v).max().item())
+
+
+@pytest.mark.parametrize(
+    "names, kind",
+    [
+        (["diff"], "whole changes of weights"),
+        (["diff", "diff_b"], "whole changes of weights"),
+        (["oft_R.weight"], "OFT"),
+        (["oft_blocks", "rescale", "alpha"], "OFT"),
+        (["boft_R", "boft_s"], "BOFT"),
+        (["a1.weight", "a2.weight", "b1.weight", "b2.weight", "alpha"], "GLoRA"),
+        (["vera_lambda_b", "vera_lambda_d"], "VERA"),
+        (["hira_A.default.weight", "hira_B.default.weight"], "HIRA"),
+        (["fourierft_spectrum.default"], "FOURIERFT"),
+        (["weight", "on_input"], "(IA)³"),
+        (["ia3_l"], "IA3"),
+        (["lora_A.weight", "lora_B.weight", "lora_E"], "AdaLoRA"),
+        (["lora_up.weight", "lora_down.weight", "lora_mid.weight"], "an adapter of convolutions"),
+        (["lora_A.weight", "lora_B.weight", "lora_B.bias"], "a LoRA with biases"),
+        (["lokr_w1", "lokr_t2"], "an adapter of convolutions"),
+        (["lora_A.weight", "lora_B.weight", "diff"], "whole changes of weights"),
+    ],
+)
+def test_other_kinds_are_refused_by_their_name(tmp_path, names, kind):
+    for place in ("diffusion_model.single_blocks.1.linear2", "base_model.model.transformer_blocks.0.attn.to_q"):
+        path = write(tmp_path / "x.safetensors", {f"{place}.{name}": mx.ones((4, 4)) for name in names})
+        refused(path, f"is {kind}, which kleinlite does not read")
+
+
+@pytest.mark.parametrize(
+    "before", ["", "_orig_mod.", "module.", "dit.", "pipe.dit.", "unet.", "base_model.model._orig_mod."]
+)
+def test_what_stands_before_the_names(tmp_path, before):
+    arrays = {f"{before}single_blocks.1.linear2.lora_{x}.weight": mx.ones((2, 2)) for x in "AB"}
+    [module] = open_adapter(write(tmp_path / "x.safetensors", arrays)).modules.values()
+    assert module.target.path == "single_blocks.1.linear2"
+
+
 def test_only_rows_are_swapped_in_the_last_modulation(net, tmp_path):
     a, b = mx.random.normal((2, 64), key=mx.random.key(1)), mx.random.normal((128, 2), key=mx.random.key(2))
     path = write(tmp_path / "x.safetensors", {"norm_out.linear.lora_A.weight": a, "norm_out.linear.lora_B.weight": b})
@@ -425,6 +517,7 @@ def peft_folder(folder: Path, arrays: dict, **words: object) -> Path:
         ({"lora_alpha": 1}, 0.5),
         ({"alpha_pattern": {"to_out": 2}}, 1.0),
         ({"peft_type": "LOHA", "lora_alpha": None, "alpha": 6}, 3.0),
+        ({"r": 16, "rank_pattern": {"attn.to_out": 4}}, 2.0),
     ],
 )
 def test_a_folder_of_peft(net, right, tmp_path, words, factor):
@@ -436,7 +529,50 @@ def test_a_folder_of_peft(net, right, tmp_path, words, factor):
     assert open_adapter(path).scaling(L2) == 1, "the words are of the one file"
 
 
-@pytest.mark.parametrize("words", [{"init_lora_weights": "pissa"}, {"use_qalora": True}, {"peft_type": "VERA"}])
+@pytest.mark.parametrize(
+    "words, factor",
+    [
+        ({}, 8 / 64),
+        ({"rank_pattern": {"attn.to_out": 4}}, 2.0),
+        ({"alpha_pattern": {"^single_transformer_blocks.1.attn.to_out": 1}}, 1 / 64),
+    ],
+)
+def test_pefts_rank_is_what_its_config_says(net, tmp_path, words, factor):
+    """Of a LoKr with whole factors too, whose shapes do not tell it: `get_delta_weight` of PEFT 0.21.2."""
+    whole = {f"{L2}.lokr_w1": mx.ones((4, 4)), f"{L2}.lokr_w2": mx.ones((16, 48))}
+    config = {"peft_type": "LOKR", "r": 64, "lora_alpha": None, "alpha": 8}
+    folder = peft_folder(tmp_path / "style", whole, **config | words)
+    module = L2.replace("transformer.", "base_model.model.", 1)
+    assert open_adapter(folder).scaling(module) == pytest.approx(factor)
+    said = {"lora_adapter_metadata": json.dumps(config | words)}
+    assert open_adapter(write(tmp_path / "x.safetensors", whole, said)).scaling(L2) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    "word", [{"r": 0}, {"r": "16"}, {"r": 1.5}, {"rank_pattern": {"(": 1}}, {"rank_pattern": {"x": -1}}]
+)
+def test_a_rank_that_is_none(right, tmp_path, word):
+    refused(peft_folder(tmp_path / "style", right, **word), "adapter_config.json says is damaged")
+
+
+def test_a_word_of_pefts_that_nobody_knows_is_said(right, tmp_path, caplog):
+    folder = peft_folder(tmp_path / "style", right, use_dora=False, target_modules=["to_out"], peft_version="0.21.2")
+    open_adapter(folder)
+    assert caplog.messages == []
+    config = folder / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"new_in_2027": 3}))
+    open_adapter(folder)
+    [message] = caplog.messages
+    assert "new_in_2027" in message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"init_lora_weights": "pissa"}, {"use_qalora": True}, {"peft_type": "VERA"}, {"bias": "all"},
+        {"fan_in_fan_out": True}, {"target_parameters": ["x"]},
+    ],
+)  # fmt: skip
 def test_words_of_peft_that_are_not_computed(right, tmp_path, words):
     [(word, value)] = words.items()
     refused(peft_folder(tmp_path / "style", right, **words), f"{word} is {value!r}")
