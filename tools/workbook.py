@@ -34,6 +34,7 @@ SHAPE = re.compile(
     r"#\s*((?:[^()#]*: )?\([^()]*,[^()]*\).*)$"
 )  # a comment that begins with a shape, or "words: (shape)"
 GIVES_AWAY = re.compile(r"\$\$|`[^`\n]*[=+*/(][^`\n]*`|\$[^$\n]*=[^$\n]*\$")
+UNDO = re.compile(r"`git checkout [^`]*`")  # which brings the chapter back
 WAITING = "Your turn: "
 TESTED = "`make check-mine CH={}` puts all of it under the book's own tests. "
 DRAWN = ("autoencoder", "position_ids", "text_encoder", "sampling", "transformer", "pipeline")  # what a picture runs on
@@ -157,6 +158,7 @@ def make_workbook(notebook: dict, name: str) -> dict:
     for i, cell in enumerate(cells):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
+            source = UNDO.sub("deleting this file, then `make workbook`,", source)
             source = LINK.sub(lambda link: f"]({SITE}{re.sub('[.](ipynb|md)', '.html', link[1])})", source)
             made.append({**cell, "source": lines_of(fold_hints(source) if i in hints else source)})
             if i == 0:
