@@ -15,7 +15,10 @@ reference keeps everything and changes nothing, so that score stands beside the 
 """
 
 import argparse
+import math
 import random
+from collections import Counter
+from collections.abc import Sequence
 
 import mlx.core as mx
 from PIL import Image
@@ -23,7 +26,6 @@ from tqdm.auto import tqdm
 
 from kleinlite.autoencoder import Autoencoder
 from kleinlite.klein import Klein
-from kleinlite.measuring import mean_and_error
 from kleinlite.nano.evaluate import draw_all, tally
 from kleinlite.pipeline import to_images, to_pixels
 
@@ -53,11 +55,20 @@ def in_other_words(world: World, caption: str) -> str:
     return next(said for said in (world.reword(rng, caption) for _ in range(1000)) if said != caption)
 
 
-def whole(results: list[dict[str, bool]]) -> str:
-    """How many have everything right, with its error."""
+def whole(results: list[dict[str, bool]], captions: Sequence[str] = ()) -> str:
+    """How many have everything right, and the standard error of that share.
+
+    captions: where these repeat, pictures of one caption are one draw, so the error is theirs (Cameron and Miller 2015,
+    doi 10.3368/jhr.50.2.317).
+    """
     right = [float(all(result.values())) for result in results]
-    mean, error = mean_and_error(right)
-    return f"{sum(right):.0f} of {len(right)} ({100 * mean:.1f} ± {100 * error:.1f} %)"
+    share = sum(right) / len(right)
+    apart: Counter[object] = Counter()
+    for caption, ok in zip(captions or range(len(right)), right):
+        apart[caption] += ok - share
+    error = math.sqrt(sum(sum_ * sum_ for sum_ in apart.values()) * len(apart) / (len(apart) - 1)) / len(right)
+    of = f", of {len(apart)} captions" if captions else ""
+    return f"{sum(right):.0f} of {len(right)} ({100 * share:.1f} ± {100 * error:.1f} %{of})"
 
 
 def report_captions(klein: Klein, world: World, options: argparse.Namespace) -> list[Image.Image]:

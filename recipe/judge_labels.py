@@ -2,7 +2,7 @@
 
     python -m recipe.judge_labels notebooks/judge-labels.json sheets
 
-nano draws a picture of each of 900 captions of the test set and the judge sorts them. A stored seed picks 50 of those
+nano draws a picture of each of 900 held-out captions and the judge sorts them. A stored seed picks 50 of those
 that it refuses (all, if there are fewer) and 100 of those that it accepts. The file gets their captions and seeds in
 shuffled order, and `sheets` gets contact sheets of ten, twice as large, which do not tell what the judge said.
 
@@ -22,6 +22,7 @@ from kleinlite.klein import Klein
 from kleinlite.nano.evaluate import SIZE, TEST, draw_all, examine, held_out_captions
 
 DRAWN = 900
+FIRST = TEST - 1  # of 900 held-out captions, before the test set left out what the development set says
 REFUSED = 50  # at most this many of those that the judge refuses
 ACCEPTED = 100
 SEED = 13
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("path", type=Path, help="captions, seeds and verdicts, into this JSON")
     parser.add_argument("sheets", type=Path, help="the pictures, ten to a sheet, into this folder")
     options = parser.parse_args(argv)
-    cases = held_out_captions(DRAWN, TEST)
+    cases = held_out_captions(DRAWN, FIRST)
     pictures = draw_all(Klein.from_pretrained("nano"), [caption for _, caption in cases])
     verdicts = [all(result.values()) for result in examine(pictures, cases)]
     chosen = choose(verdicts)

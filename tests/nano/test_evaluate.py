@@ -7,6 +7,9 @@ import pytest
 
 from kleinlite.nano.data import draw_samples
 from kleinlite.nano.evaluate import (
+    CASES,
+    DEVELOPMENT,
+    TEST,
     detected,
     examine,
     held_out_captions,
@@ -16,7 +19,8 @@ from kleinlite.nano.evaluate import (
 )
 from kleinlite.pipeline import to_images
 from kleinlite.scenes import Scene, Thing, captions, draw, sample, scene_held_out
-from recipe.edits import edit_held_out, held_out_edits, score_edit
+from recipe.edits import edit_held_out, held_out_edits, question, score_edit
+from recipe.shape_reports import lone_cases
 
 SCENES = [sample(seed) for seed in range(30_000_000, 30_000_080)]
 
@@ -90,6 +94,15 @@ def test_only_what_the_caption_says_is_asked():
 def test_captions_are_held_out_and_always_the_same():
     first = held_out_captions(20)
     assert first == held_out_captions(20) and all(scene_held_out(scene) for scene, _ in first)
+
+
+@pytest.mark.parametrize(
+    ("cases", "asked"),
+    [(held_out_captions, lambda case: case[1]), (lone_cases, lambda case: case[1]), (held_out_edits, question)],
+)
+def test_the_test_set_asks_nothing_that_the_development_set_asks(cases, asked):
+    development, test = ({*map(asked, cases(CASES, first))} for first in (DEVELOPMENT, TEST))
+    assert not development & test and len(test) > 15
 
 
 def score_edits(pictures, edits):

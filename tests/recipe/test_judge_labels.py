@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from kleinlite.nano.evaluate import TEST, held_out_captions
-from recipe.judge_labels import DRAWN, choose
+from kleinlite.nano.evaluate import held_out_captions
+from recipe.judge_labels import DRAWN, FIRST, choose
 
 STORED = json.loads((Path(__file__).parents[2] / "notebooks" / "judge-labels.json").read_text("utf-8"))
 
@@ -21,7 +21,7 @@ def test_few_refused_ones_are_all_taken_and_many_are_drawn_from():
 
 
 def test_each_stored_label_has_its_caption_and_an_answer():
-    cases = held_out_captions(DRAWN, TEST)
+    cases = held_out_captions(DRAWN, FIRST)
     pictures = STORED["pictures"]
     assert STORED["drawn"] == DRAWN and STORED["labeled_by"]
     assert all(cases[p["seed"]][1] == p["caption"] for p in pictures)
