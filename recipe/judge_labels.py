@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = [{"seed": i, "caption": cases[i][1], "accepted": verdicts[i], "right": None, "sure": True} for i in chosen]
     lines = ",\n  ".join(json.dumps(row) for row in rows)
     options.path.write_text(
-        f'{{\n "model": "nano",\n "drawn": {DRAWN},\n "accepted": {sum(verdicts)},\n'
+        f'{{\n "model": "nano",\n "drawn": {DRAWN},\n "first": {FIRST},\n "accepted": {sum(verdicts)},\n'
         f' "labeled_by": "",\n "pictures": [\n  {lines}\n ]\n}}\n'
     )
 
