@@ -22,11 +22,12 @@ WRITE_FAILED = ("[write]", "[save_safetensors]", "No space left", "os error")  #
 
 
 @contextmanager
-def replace_file(path: str | Path) -> Iterator[Path]:
+def replace_file(path: str | Path, new: bool = False) -> Iterator[Path]:
     """A draft in the same folder, which takes the place of `path` when the block ends well.
 
     The draft has a name of its own and the ending of `path`. A file that is there is replaced and keeps its
     permissions. Raises ExistingFileError if what is there is not a regular file, FileError if it cannot be written.
+    new: nothing is replaced, and ExistingFileError raised if anything has the name, even since a moment ago.
     """
     path = Path(path)
     mode = check_replaceable(path)
@@ -38,9 +39,14 @@ def replace_file(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())  # or a power failure may leave a short file under its name
         if mode is not None:
             draft.chmod(mode)
-        os.replace(draft, path)
+        if new:
+            take_name(draft, path)
+        else:
+            os.replace(draft, path)
     except FileError:
         raise
+    except FileExistsError:
+        raise ExistingFileError(f"{path} is there already: name another one.") from None
     except OSError as error:  # in the name of the file, not of its draft
         raise FileError(f"{path}: {error.strerror or error}.") from None
     except Exception as error:  # MLX and tokenizers have no classes of their own
@@ -51,6 +57,17 @@ def replace_file(path: str | Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         remove_leftovers(path.parent)
+
+
+def take_name(draft: Path, path: Path) -> None:
+    """Give a draft a name that nobody has. Looking first would not do: two may look at once. Raises FileExistsError."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise
+    except OSError:  # of a disk without links: the name is taken by an empty file
+        path.open("xb").close()
+        os.replace(draft, path)
 
 
 def check_replaceable(path: Path) -> int | None:

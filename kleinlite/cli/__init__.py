@@ -76,7 +76,7 @@ def make_parser() -> Parser:
     about = "a .png file, replaced if there is one (default: a new file here, named after prompt and seed)"
     add("-o", "--output", type=Path, metavar="FILE", help=about)
     add("--watch", type=Path, metavar="FILE", help="show every step in this .png file, which is rewritten")
-    about = "draw each line of this file into the folder -o, seeds counting up; what is there already is left out"
+    about = "draw each line of this file into the folder -o, seeds counting up; what is drawn already is left out"
     add("--prompts", type=Path, metavar="FILE", help=about)
     add("--parts", metavar="NAME", help=PARTS)
     add("--decoder", metavar="NAME", help="another decoder: small-decoder, taef2 (tiny), a model's or a file's")

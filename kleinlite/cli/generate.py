@@ -1,19 +1,22 @@
 """`kleinlite generate`: one picture, or one for each line of a file; under `mlx.launch` on several machines."""
 
 import argparse
+import contextlib
 import itertools
+import json
 import os
 import re
 import sys
 import time
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 from PIL import Image
 
-from ..errors import UserError, printable
+from ..errors import ExistingFileError, FileError, UserError, printable
 from ..files import check_replaceable
 from ..inference import picture_file
 from ..inference.loaded_model import LoadedModel
@@ -83,12 +86,15 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
         args.output.mkdir(exist_ok=True)
     refused = 0
     for job in jobs[group.rank() :: group.size()] if args.prompts else jobs:  # every N-th on each of N machines
-        if args.prompts and job.path.exists():
-            print(printable(f"{job.path} is there already."))
-            continue
         start = time.perf_counter()
+        options: Options = {**wish.options, "seed": job.seed}
         try:
-            picture = draw(klein, job.prompt, {**wish.options, "seed": job.seed}, args.watch if is_first else None)
+            if args.prompts:
+                made = check_request(klein.info, job.prompt, options).metadata(0) | model.metadata()
+                if there := find_drawn(job.path, made):
+                    print(printable(f"{there} is there already."))
+                    continue
+            picture = draw(klein, job.prompt, options, args.watch if is_first else None)
         except UserError as error:  # of a list, one prompt that is too long must not end the night's work
             if not args.prompts:
                 raise
@@ -96,9 +102,12 @@ def generate(group: mx.distributed.Group, args: argparse.Namespace) -> None:
             refused += 1
             continue
         seconds = time.perf_counter() - start
-        path = job.path if args.output else free_name(job.path)
+        path = job.path
         if is_first or args.prompts:
-            save(picture, path)
+            if args.prompts or not args.output:
+                path = save_new(picture, path)
+            else:
+                save(picture, path)
         if is_first:
             about = f"{path}: {picture.width}x{picture.height}, {title}, seed {job.seed}, {seconds:.1f} s"
             print(printable(about), flush=True)
@@ -227,10 +236,28 @@ def make_stem(prompt: str) -> str:
     return "-".join(re.findall("[a-z0-9]+", plain))[:60].strip("-") or "picture"
 
 
-def free_name(path: Path) -> Path:
-    """a-red-circle-7.png or, where that is taken, a-red-circle-7-2.png, and so on."""
-    others = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in itertools.count(2))
-    return next(name for name in itertools.chain([path], others) if not name.exists())
+def number_names(path: Path) -> Iterator[Path]:
+    """a-red-circle-7.png, a-red-circle-7-2.png, and so on."""
+    return itertools.chain([path], (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in itertools.count(2)))
+
+
+def find_drawn(path: Path, made: dict[str, Any]) -> Path | None:
+    """The picture under one of these names that was made as `made` says; the name alone says little of it."""
+    for name in itertools.takewhile(os.path.lexists, number_names(path)):
+        with contextlib.suppress(UserError, FileError):
+            if picture_file.picture_info(name) == json.loads(json.dumps(made)):
+                return name
+    return None
+
+
+def save_new(picture: Image.Image, path: Path) -> Path:
+    """Write it under the first of these names that is free, whoever else looks for one; returns the name."""
+    free = itertools.filterfalse(os.path.lexists, number_names(path))
+    while True:
+        name = next(free)
+        with contextlib.suppress(ExistingFileError):
+            save(picture, name, new=True)
+            return name
 
 
 def list_jobs(args: argparse.Namespace, wish: Wish, seed: int) -> list[Job]:
@@ -248,10 +275,10 @@ def list_jobs(args: argparse.Namespace, wish: Wish, seed: int) -> list[Job]:
     ]
 
 
-def save(picture: Image.Image, path: Path) -> None:
+def save(picture: Image.Image, path: Path, new: bool = False) -> None:
     """Ctrl-C waits until the draft is taken away."""
     with ctrl_c(at_once=False):
-        picture_file.save_picture(picture, path)
+        picture_file.save_picture(picture, path, new=new)
 
 
 def draw(klein: Klein, prompt: str, options: Options, watch: Path | None) -> Image.Image:

@@ -24,7 +24,7 @@ __all__ = [
 REMEMBERED: dict[str, Any] = {
     "model": str, "prompt": str, "seed": int, "steps": int, "guidance": (int, float), "negative_prompt": str,
     "width": int, "height": int, "references": int, "quantize": (int, str), "parts": (str, dict), "loras": list,
-    "mask": bool, "box": list, "extend": list, "strength": (int, float), "noise": bool,
+    "mask": bool, "box": list, "extend": list, "pictures": str, "strength": (int, float), "noise": bool,
 }  # fmt: skip
 
 DARKEST = 16  # of 255: below, either nothing is to be seen, or white is not 255
@@ -187,13 +187,16 @@ def write_chunk(picture: Image.Image) -> PngImagePlugin.PngInfo:
     return chunk
 
 
-def save_picture(picture: Image.Image, path: str | Path) -> None:
-    """Write a PNG that remembers what made it, in one move. Raises UserError for a name of another format."""
+def save_picture(picture: Image.Image, path: str | Path, *, new: bool = False) -> None:
+    """Write a PNG that remembers what made it, in one move. Raises UserError for a name of another format.
+
+    new: replace nothing, and raise ExistingFileError, a FileExistsError, if there is anything of that name.
+    """
     if not isinstance(picture, Image.Image):
         raise UserError(f"save_picture writes one picture, not a {type(picture).__name__}: save each by itself.")
     path = Path(path).expanduser()
     check_png_name(path)
-    with replace_file(path) as draft:
+    with replace_file(path, new) as draft:
         picture.save(draft, pnginfo=write_chunk(picture))
 
 

@@ -4,6 +4,7 @@ What passes `check_request` has the right type and range, and everything behind 
 UserError, a ValueError whose sentence names the mistake and the way out.
 """
 
+import hashlib
 import inspect
 import numbers
 import operator
@@ -120,9 +121,16 @@ class Request:
             "model": self.model, "prompt": self.prompts[i], **start, "steps": self.steps,
             "guidance": self.guidance, "negative_prompt": self.negative_prompt,
             "width": self.width, "height": self.height, "references": len(self.references),
+            **({"pictures": self.hash_pictures()} if self.references else {}),
             **({"box": list(self.box)} if self.box else {}),
             **(self.change.metadata() if self.change else {}),
         }  # fmt: skip
+
+    def hash_pictures(self) -> str:
+        """What tells the pictures that were given, the mask among them, from others of their number."""
+        mask = [self.change.mask] if self.change and self.change.mask else []
+        given = b"".join(picture.tobytes() for picture in [*self.references, *mask])
+        return hashlib.sha256(given).hexdigest()[:16]
 
 
 def as_reference(image: Image.Image, least: int = 64) -> Image.Image:

@@ -177,6 +177,18 @@ def test_a_new_picture_gets_a_new_name(tiny, here, capsys):
     assert sorted(os.listdir(here)) == sorted(names)
 
 
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_name_that_another_program_takes_in_between_is_not_replaced(tiny, here, capsys, monkeypatch, linked):
+    """As if each had looked before the others wrote; on a disk with hard links, and on one without."""
+    monkeypatch.setattr(os.path, "lexists", lambda path: False)
+    if not linked:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no links here")))
+    for name in ("a-red-circle-7.png", "a-red-circle-7-2.png", "a-red-circle-7-3.png"):
+        assert run("generate", PROMPT, "--model", tiny, "--seed", 7, "--steps", 1) == 0
+        assert capsys.readouterr().out.startswith(name)
+    assert len(os.listdir(here)) == 3 and all(picture_info(name)["seed"] == 7 for name in os.listdir(here))
+
+
 @pytest.mark.parametrize(
     "prompt, name",
     [
@@ -624,6 +636,39 @@ def test_a_list_of_prompts_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     Path("empty.txt").write_text("\n")
     assert run("generate", "--prompts", "empty.txt") == 2 and "no prompt in it" in capsys.readouterr().err
     assert run("generate", PROMPT, "--prompts", "list.txt") == 2
+
+
+def test_what_is_drawn_already_is_told_by_the_picture_and_not_by_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Image.new("RGB", (96, 96), (200, 60, 60 + ord(name))).save(f"{name}.png")
+        Image.new("L", (96, 96), ord(name) + 100).save(f"{name}-mask.png")
+    Path("out").mkdir()
+    Path("out", "0001-picture-0.png").write_text("somebody's")
+
+    def draw(prompt, *more):
+        Path("list.txt").write_text(prompt, encoding="utf-8")
+        assert run("generate", "--prompts", "list.txt", "--steps", 1, "-o", "out", *more) == 0
+        return capsys.readouterr().out.split(": ")[0].split(" ")[0].removeprefix(f"out{os.sep}0001-")
+
+    told = [
+        ("红", "picture-0-2.png"), ("🔴", "picture-0-3.png"), ("a red circle", "a-red-circle-0.png"),
+        ("A Red circle!", "a-red-circle-0-2.png"), ("a red circle", "a-red-circle-0-3.png", "--steps", 2),
+        ("a red circle", "a-red-circle-0-4.png", "--lora", "outlined"),
+        ("a red circle", "a-red-circle-0-5.png", "--lora", "outlined:0.5"),
+        ("a red circle", "a-red-circle-0-6.png", "--size", "64x96"),
+        ("a red circle", "a-red-circle-0-7.png", "--quantize", 8),
+        ("a red circle", "a-red-circle-0-8.png", "--decoder", "nano-base"),
+        ("a red circle", "a-red-circle-0-9.png", "--model", "nano-base"),
+        ("a blue circle", "a-blue-circle-0.png", "--image", "a.png"),
+        ("a blue circle", "a-blue-circle-0-2.png", "--image", "b.png"),
+        ("a blue circle", "a-blue-circle-0-3.png", "--image", "b.png", "--mask", "a-mask.png"),
+        ("a blue circle", "a-blue-circle-0-4.png", "--image", "b.png", "--mask", "b-mask.png"),
+        ("a blue circle", "a-blue-circle-0-5.png", "--image", "b.png", "--strength", 0.5),
+    ]  # fmt: skip
+    for _ in range(2):
+        assert [draw(prompt, *more) for prompt, _, *more in told] == [name for _, name, *_ in told]
+    assert len(os.listdir("out")) == len(told) + 1 and Path("out", "0001-picture-0.png").read_text() == "somebody's"
 
 
 def test_a_prompt_that_is_too_long_ends_no_list(tmp_path, monkeypatch, capsys):
