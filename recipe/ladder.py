@@ -6,10 +6,12 @@
 
 Each chapter's cells marked `#| ladder` (and those that are promoted) are run as they stand, so that the figure shows
 what the chapters draw. Writes notebooks/ladder.json, notebooks/images/ladder-*.png, a row each, and ladder.png, the
-figure of the README: a blank sheet, every row that rises above the one before, and klein-nano.
+figure of the README: a blank sheet, every row that rises above the one before, and klein-nano. Of three trainings the
+figure shows the middle one's pictures, and what the judge counts in each.
 """
 
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -88,14 +90,14 @@ def figure(ladder: dict[str, Any]) -> Image.Image:
     rows = []
     for name in rising(ladder):
         picture = strip(blank_sheets()) if name == BLANK else Image.open(NOTEBOOKS / "images" / ladder[name]["picture"])
-        rows.append((name, ladder[name]["kinds"][0], picture))
+        rows.append((name, sorted(ladder[name]["kinds"]), picture))
     exam = world.make_exam(96)
     drawn = Klein.from_pretrained("nano")(exam.sentences, seed=[7] * len(exam.sentences), progress=False)
     nano = mx.stack([pixels(picture) / 127.5 - 1 for picture in drawn])
-    rows.append(("klein-nano", world.count_right(list(nano), exam.scenes)[0], strip(nano)))
+    rows.append(("klein-nano", [world.count_right(list(nano), exam.scenes)[0]], strip(nano)))
 
     side = rows[0][2].height
-    left, top, step = 112, 80, side + 4
+    left, top, step = 172, 80, side + 4
     whole = Image.new("RGB", (left + rows[0][2].width, top + len(rows) * step), "white")
     pen = ImageDraw.Draw(whole)
     for i, number in enumerate(world.SHOWN):
@@ -106,7 +108,8 @@ def figure(ladder: dict[str, Any]) -> Image.Image:
         whole.paste(picture, (left, top + i * step))
         middle = top + i * step + side / 2
         pen.text((6, middle - 9), name, "black", ImageFont.load_default(15), anchor="lm")
-        pen.text((6, middle + 11), f"{kinds} of 48 kinds", "#555", ImageFont.load_default(12), anchor="lm")
+        counts = ", ".join(map(str, kinds))
+        pen.text((6, middle + 11), f"{counts} of 48 kinds", "#555", ImageFont.load_default(12), anchor="lm")
     return whole
 
 
@@ -124,18 +127,18 @@ def draw_pixels() -> mx.array:
 
 
 def measure(chapter: str, file: Path, ladder: dict[str, Any]) -> None:
-    """Train a chapter's rows with each seed; store their numbers, and the pictures of the first seed."""
+    """Train a chapter's rows with each seed; store their numbers, and the pictures of the middle one."""
     notebook = next(NOTEBOOKS.glob(f"{chapter}_*.ipynb"))
-    for name in [name for name in ladder if name.startswith(f"{int(chapter)} ")]:
-        del ladder[name]
-    for seed in SEEDS:
-        for row in chapter_rows(notebook, seed):
-            entry = ladder.setdefault(row.name, {"loss": [], "kinds": [], "colors": []})
-            for key, value in (("loss", round(row.loss, 4)), ("kinds", row.kinds), ("colors", row.colors)):
-                entry[key].append(value)
-            if seed == SEEDS[0]:
-                entry["picture"] = f"ladder-{row.name.replace(' ', '-').replace(',', '')}.png"
-                strip(row.drawn).save(NOTEBOOKS / "images" / entry["picture"], optimize=True)
+    for seeds in zip(*(chapter_rows(notebook, seed) for seed in SEEDS)):
+        middle = sorted(seeds, key=lambda row: row.kinds)[len(SEEDS) // 2]
+        picture = f"ladder-{re.sub(r'[^a-z0-9]+', '-', middle.name)}.png"
+        strip(middle.drawn).save(NOTEBOOKS / "images" / picture, optimize=True)
+        ladder[middle.name] = {
+            "loss": [round(row.loss, 4) for row in seeds],
+            "kinds": [row.kinds for row in seeds],
+            "colors": [row.colors for row in seeds],
+            "picture": picture,
+        }
     write_json(file, dict(sorted(ladder.items())))
     if chapter == "01":
         strip(draw_pixels()).save(NOTEBOOKS / "images" / "ladder-pixels.png", optimize=True)

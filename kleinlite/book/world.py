@@ -139,6 +139,6 @@ def judge(name: str, loss: float, drawn: mx.array, exam: World) -> Row:
     """Judge the drawings (32, size, size, 3) of an exam; print the row and show four single shapes and four pairs."""
     drawn = mx.clip(drawn, -1, 1)
     kinds, colors = count_right(list(drawn), exam.scenes)
-    print(f"{name}: loss {loss:.3f}; of 48 shapes {kinds} kinds and {colors} colors right")
+    print(f"{name}; loss {loss:.3f}; of 48 shapes {kinds} kinds and {colors} colors right")
     plots.show([drawn[i] for i in SHOWN], [exam.sentences[i] for i in SHOWN], columns=8)
     return Row(name, loss, kinds, colors, drawn)
