@@ -39,7 +39,7 @@ STAGES = {
 }  # fmt: skip
 ARROWS = [
     ("prompt", "tokens"), ("tokens", "features"), ("features", "transformer"), ("noise", "latents"),
-    ("latents", "transformer"), ("transformer", "velocity"), ("velocity", "clean latents"),
+    ("latents", "transformer"), ("transformer", "velocity"),
     ("clean latents", "picture"), ("references", "their latents"), ("their latents", "transformer"),
     ("positions", "transformer"),
 ]  # fmt: skip
@@ -240,6 +240,8 @@ def overview(*marks: str, steps: int = 4, channels: int = 128) -> None:
     loop = {"arrowstyle": "->", "color": "#f08a24", "linewidth": 1.6, "connectionstyle": "arc3,rad=-0.2"}
     ax.annotate("", (3.3, 1.55), (7.8, 1.55), arrowprops=loop)
     ax.text(6.8, 0.85, f"a step, {steps} times", ha="center", fontsize=7.5, color="#c2620a")
+    ax.annotate("", (9.2, 2.0), (8.6, 2.0), arrowprops=loop | {"connectionstyle": "arc3"})
+    ax.text(8.9, 2.15, "the last", ha="center", fontsize=7.5, color="#c2620a")
     ax.text(5.9, 3.3, "time t", ha="center", va="center", fontsize=8)
     ax.annotate("", (5.9, 2.45), (5.9, 3.15), arrowprops={"arrowstyle": "->", "color": "#555"})
     for name, (x, y, shape, chapter) in STAGES.items():
