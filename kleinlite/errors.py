@@ -6,10 +6,13 @@ in this program keeps its traceback.
 
 import argparse
 import logging
+import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 LONGEST = 996  # characters of a sentence: names in it may come from anybody's file
 
@@ -98,6 +101,19 @@ def first_few(items: Iterable, count: int = 4) -> str:
 def say_once(sentence: str) -> None:
     """A line in the log, the first time only."""
     logging.getLogger("kleinlite").warning("%s", printable(sentence))
+
+
+@contextmanager
+def on_ctrl_c(handler: Any) -> Iterator[None]:
+    """Within, Ctrl-C does this. In a thread that is not the main one, which hears of no signals, it stays as it is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_command(command: Callable[..., None], *args: object) -> int:

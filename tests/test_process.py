@@ -5,11 +5,13 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from stand_in_hub import TINY
 from waiting import HANGS, wait_until
 
+from kleinlite.cli import main
 from kleinlite.cli.shared import ctrl_c
 
 GENERATE = f"{sys.executable} -m kleinlite generate 'a red circle' --model {TINY} --size 32x32 --seed 1"
@@ -101,6 +103,14 @@ def test_ctrl_c_waits_for_no_step(here):
     program.send_signal(signal.SIGINT)
     _, err = program.communicate(timeout=HANGS)
     assert (program.returncode, err) == (-signal.SIGINT, "") and os.listdir(here) == []
+
+
+def test_a_command_in_a_thread_draws(here, capsys):
+    """As a server calls it: only the main thread can catch signals."""
+    with ThreadPoolExecutor(1) as pool:
+        words = ["generate", "a red circle", "--model", str(TINY), "--size", "32x32", "-o", "x.png"]
+        assert pool.submit(main, words).result() == 0
+    assert (here / "x.png").exists()
 
 
 def test_ctrl_c_is_given_back():

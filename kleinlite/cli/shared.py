@@ -2,11 +2,10 @@
 
 import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, on_ctrl_c
 
 
 def check_folder(folder: Path) -> None:
@@ -23,14 +22,9 @@ def name_quantization(quantize: int | str) -> str:
     return f"{quantize} bits" if isinstance(quantize, int) else quantize
 
 
-@contextmanager
-def ctrl_c(at_once: bool) -> Iterator[None]:
+def ctrl_c(at_once: bool) -> AbstractContextManager[None]:
     """Within, Ctrl-C ends the process as the system does it, with the shell's status 130; or, not at once, as Python.
 
     A step of MLX or a download may go on for a minute, and Python hears of Ctrl-C between two calls.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL if at_once else signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return on_ctrl_c(signal.SIG_DFL if at_once else signal.default_int_handler)

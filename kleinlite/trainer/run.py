@@ -1,7 +1,6 @@
 """A training run that can be stopped at any time: a `Run` keeps all that it needs in one file, written in one move."""
 
 import math
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from tqdm.auto import tqdm
 
 from ..cpu import setup
-from ..errors import ExistingFileError, UserError
+from ..errors import ExistingFileError, UserError, on_ctrl_c
 from ..files import lock, replace_file
 from ..models.files import open_weight_file
 from ..training import training_step
@@ -139,11 +138,8 @@ def catch_interrupts() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         pressed.append(number)
 
-    before = signal.signal(signal.SIGINT, note)
-    try:
+    with on_ctrl_c(note):
         yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def train_with_progress(

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,14 @@ def test_the_adapter_is_the_moving_average(folder, tmp_path):
         for tree in (trainer.run.average, trainer.net.trainable_parameters())
     )
     assert mx.array_equal(written, average) and not mx.array_equal(written, last)
+
+
+def test_a_training_in_a_thread_ends_as_in_the_main_one(folder, tmp_path):
+    """A server's, or a notebook's that goes on meanwhile: only the main thread can catch signals."""
+    settings = replace(QUICK, steps=1, accumulate=1)
+    with ThreadPoolExecutor(1) as pool:
+        trainer = pool.submit(trained, folder, tmp_path / "thread.safetensors", settings).result()
+    assert open_adapter(trainer.out).kind == "LoRA"
 
 
 def test_samples_are_what_a_call_draws(folder, tmp_path):
