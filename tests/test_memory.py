@@ -146,26 +146,51 @@ def test_a_process_takes_no_more_than_a_limit_leaves_for_it():
 
 
 @pytest.mark.skipif(mx.device_info().get("memory_size") is not None, reason="a GPU says what it has")
-def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine_memory, "CONTAINER_LIMIT", tmp_path / "memory.max")
+@pytest.mark.parametrize(
+    "own, files",
+    [
+        ("0::/", {"memory.max": 8}),  # a container
+        ("0::/system.slice/job_7/step_0/user/task_0", {"system.slice/job_7/memory.max": 8}),  # Slurm
+        (
+            "0::/user.slice/run-u5.scope",
+            {"user.slice/run-u5.scope/memory.max": 8, "user.slice/memory.max": 9},
+        ),  # systemd
+        ("0::/user.slice/run-u5.scope", {"user.slice/run-u5.scope/memory.max": 9, "user.slice/memory.high": 8}),
+        ("0::/../../job", {"job/memory.max": 8}),  # below another than the own namespace's top
+        ("4:memory:/docker/0a1b\n0::/", {"memory/memory.limit_in_bytes": 8}),  # version 1 seen from a container
+        ("3:cpu:/a\n4:memory:/slurm/job_7/step_0", {"memory/slurm/job_7/memory.limit_in_bytes": 8}),
+        ("4:cpu,memory:/job:7", {"memory/job:7/memory.limit_in_bytes": 8, "memory/memory.limit_in_bytes": 2**63 / 1e9}),
+        ("3:cpu:/a\n0::/b", {"memory/a/memory.limit_in_bytes": 1, "a/memory.max": 1, "b/memory.max": 8}),
+    ],
+)
+def test_the_limit_of_a_job_or_container_counts(monkeypatch, tmp_path, own, files):
+    """The least of the groups that the process is in, and of those above them."""
+    monkeypatch.setattr(machine_memory, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine_memory, "CONTROL_GROUPS", tmp_path)
     whole, _ = machine_memory.machine_memory()
-    for limit, total in (("8000000000\n", (8e9 - machine_memory.WORK_SPACE) / 1.3), ("max\n", whole)):
-        machine_memory.CONTAINER_LIMIT.write_text(limit)
-        assert machine_memory.machine_memory()[0] == pytest.approx(total, rel=1e-6)
+    (tmp_path / "own").write_text(f"{own}\n")
+    for name, gigabytes in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{int(gigabytes * 1e9)}\n")
+    assert machine_memory.machine_memory()[0] == pytest.approx((8e9 - machine_memory.WORK_SPACE) / 1.3, rel=1e-6)
+    for name in files:
+        (tmp_path / name).write_text("max\n")
+    assert machine_memory.machine_memory()[0] == whole
 
 
 LIMITED = """
-import resource
+import resource, sys
 from kleinlite.inference.machine_memory import machine_memory
-resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, -1))
+resource.setrlimit(getattr(resource, sys.argv[1]), (8 * 10**9, -1))
 print(machine_memory()[0])
 """
 
 
 @pytest.mark.skipif(mx.device_info().get("memory_size") is not None, reason="a GPU says what it has")
-def test_the_limit_of_a_shell_counts():
-    """`ulimit -v`: beyond it MLX ends the process."""
-    end = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=HANGS)
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_the_limit_of_a_shell_counts(kind):
+    """`ulimit -v` and `-d`: beyond them MLX ends the process."""
+    end = subprocess.run([sys.executable, "-c", LIMITED, kind], capture_output=True, text=True, timeout=HANGS)
     assert int(end.stdout) == pytest.approx((8 * 10**9 - machine_memory.WORK_SPACE) / 1.3, rel=0.01), end.stderr
 
 

@@ -4,7 +4,7 @@ The arithmetic is in `picture_memory`.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -31,7 +31,8 @@ __all__ = [
 
 FEWER_BITS = (8, 6, 5, 4, 3)  # what a refusal may offer
 USABLE_SHARE = 0.75  # of the memory, where the system does not say how much one program can count on
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")  # a line for each hierarchy: its number, its controllers, the process's group
 # What a process takes besides the arrays that are planned; a test measures it.
 BESIDE_ARRAYS = 0.3  # of their bytes: what MLX keeps for the next array, what an allocator cannot give back
 WORK_SPACE = 3 * 2**27  # bytes, whatever the size: libraries, stacks, copies that a product makes of its factors
@@ -104,9 +105,9 @@ def plan_networks(configs: Configs, **request: Any) -> MemoryPlan:
 def machine_memory() -> tuple[int, int]:
     """Bytes of memory here, and how many of them one program can count on: what a Mac says, else three quarters.
 
-    A limit of a container or a shell counts as the machine's, since beyond it the system ends the process without a
-    word; less what comes besides the arrays. Where the system has no word for its memory, as on Windows, nothing is
-    refused.
+    A limit of a job, a container or a shell counts as the machine's, since beyond it the system ends the process
+    without a word; less what comes besides the arrays. Where the system has no word for its memory, as on Windows,
+    nothing is refused.
     """
     info = mx.device_info()
     total = int(info.get("memory_size") or info.get("total_memory") or 0)
@@ -118,15 +119,29 @@ def machine_memory() -> tuple[int, int]:
 
 
 def process_limits() -> list[int]:
-    """The bytes beyond which the system ends this process: its container's, and its shell's `ulimit -v`."""
+    """The bytes beyond which the system ends this process: of its control groups, its shell's `ulimit -v` and `-d`."""
     limits = []
-    if CONTAINER_LIMIT.is_file() and (container := CONTAINER_LIMIT.read_text("utf-8").strip()).isdigit():
-        limits.append(int(container))
+    for file in group_files():
+        with suppress(OSError, ValueError):  # it is not there, or says "max"
+            limits.append(int(file.read_text("utf-8")))
     with suppress(ImportError):  # Windows
         import resource
 
-        limits.append(resource.getrlimit(resource.RLIMIT_AS)[0])
+        limits += [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     return [limit for limit in limits if 0 <= limit < 2**60]  # -1, or a number beyond any memory: no limit
+
+
+def group_files() -> Iterator[Path]:
+    """Where the limits of this process's control groups may stand, and of all groups above them, in both versions."""
+    lines = OWN_GROUPS.read_text("utf-8").splitlines() if OWN_GROUPS.is_file() else []
+    for _, controllers, group in (line.split(":", 2) for line in lines):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = CONTROL_GROUPS / "memory" if controllers else CONTROL_GROUPS
+        for part in ["", *group.split("/")]:  # a container of version 1 sees its own group at the top
+            if part != "..":
+                folder = folder / part
+                yield from (folder / f"memory.{word}" for word in ("max", "high", "limit_in_bytes"))
 
 
 def all_parts_fit(plan: MemoryPlan) -> bool:
