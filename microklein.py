@@ -1,9 +1,7 @@
-"""FLUX.2 [klein] on one page: words in, a picture out. Chapters 1 to 6 of the book build its parts.
-
-The same lines run on MLX, or on NumPy where there is no MLX."""
+"""FLUX.2 [klein] on one page: words in, a picture out. Chapters 1 to 6 of the book build its parts."""
 
 # ---- 1. Arrays: MLX or NumPy, and the weights of a folder
-# Both libraries spell what we need alike, so we call whichever is there `xp`.
+# Both libraries spell what we need alike, so we call whichever is there `xp`: MLX, or NumPy without it.
 # Weights stay as the files store them, mostly in 16 bits, until a line needs one. So large models fit.
 import argparse
 import json
@@ -250,9 +248,10 @@ def decode(folder, z, gh, gw):
 
 # ---- 8. All together
 # Each part loads its weights, returns a NumPy array, and lets the weights go.
-def draw(folder, prompt, seed=0, steps=4, size=None):
+def draw(folder, prompt, seed=0, steps=4, size=None, noise=None):
+    folder = Path(folder)
     g = (size or load(folder / "vae")[1]["sample_size"]) // 16
-    noise = numpy.random.default_rng(seed).standard_normal((g * g, 128), dtype=numpy.float32)
+    noise = numpy.random.default_rng(seed).standard_normal((g * g, 128), "f4") if noise is None else noise
     x = denoise(folder, noise, encode(folder, prompt), g, g, steps)
     return numpy.round(255 * numpy.clip(decode(folder, x, g, g) / 2 + 0.5, 0, 1)).astype(numpy.uint8)
 

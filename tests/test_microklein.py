@@ -124,6 +124,7 @@ def test_small_numbers(library, tmp_path):
 
 def test_seed(library):
     three, four = (microklein.draw(TINY, PROMPT, seed=seed, steps=1, size=32) for seed in (3, 4))
+    assert numpy.array_equal(three, microklein.draw(str(TINY), PROMPT, steps=1, size=32, noise=noise(4, seed=3)))
     assert not numpy.array_equal(three, four)
 
 
