@@ -2,6 +2,7 @@
 import { preview } from "./fast_preview.js";
 import { loadAdapter } from "./adapter.js";
 import { Klein, noise, TEMPLATE } from "./klein.js";
+import { foldBlanks } from "./limits.js";
 import { paste, tokenMask } from "./masks.js";
 import { spoil } from "./mistakes.js";
 import { BYTES, FILES, FOLDER } from "./model.js";
@@ -334,8 +335,9 @@ const work = {
   },
 };
 
-self.onmessage = async ({ data: wish }) => {
-  const { id, kind } = wish,
+self.onmessage = async ({ data }) => {
+  const { id, kind, prompt = "" } = data,
+    wish = { ...data, prompt: foldBlanks(prompt) },
     tell = (kind, what, moved = []) => self.postMessage({ id, kind, ...what }, moved);
   if (kind !== "read" && kind !== "decode") latest = id;
   if (kind === "stop") return halt.abort();

@@ -4,6 +4,7 @@ Everything is computed here, twice; nothing is stored. The last tests break a li
 """
 
 import base64
+import json
 import random
 import re
 from contextlib import AbstractContextManager
@@ -566,6 +567,13 @@ def test_the_player_makes_only_mistakes_of_the_atlas(page, folder):
     atlas = (live.NANO.parents[2] / "notebooks/atlas.md").read_text("utf-8")
     known = {(int(chapter), name) for chapter, name in re.findall(r"\{\{#mistake (\d+)_\w+: (.+)\}\}", atlas)}
     assert {tuple(each) for each in told} <= known and [name for _, name in told] == list(atlas_mistakes())
+
+
+def test_blanks_are_folded_as_the_package_folds_them(folder, page):
+    cases = json.loads((live.NANO.parents[2] / "tests/blanks.json").read_text("utf-8"))
+    folds = "async ([url, texts]) => { const { foldBlanks } = await import(url); return texts.map(foldBlanks); }"
+    told = page.evaluate(folds, [f"./{folder.name}/limits.js", [case["prompt"] for case in cases]])
+    assert told == [case["read"] for case in cases]
 
 
 @pytest.mark.slow
