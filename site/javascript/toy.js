@@ -40,7 +40,7 @@ export function showToy(place) {
     training = new Training(new Field()),
     path = walk(training.field, noise, STEPS),
     time = 1,
-    pointer = "draws",
+    pointer = matchMedia("(pointer: coarse)").matches ? "asks" : "draws", // a swipe is to scroll the page
     asked = null, // where the pointer or the cursor is: [x, y]
     learning = false,
     walking = false,
@@ -68,6 +68,7 @@ export function showToy(place) {
 
   // ---------------------------------------------------------------- what is seen
 
+  paper.classList.toggle("scrolls", pointer === "asks");
   const px = (x) => ((x + REACH) / (2 * REACH)) * SIDE,
     py = (y) => SIDE - px(y);
 
@@ -311,7 +312,10 @@ export function showToy(place) {
   };
 
   train.onclick = () => (learning ? pause() : learn());
-  play.onclick = () => stroll();
+  play.onclick = () => {
+    if (learning) pause();
+    stroll();
+  };
   place.replaceChildren(
     make(
       "div.stage",
@@ -331,6 +335,7 @@ export function showToy(place) {
         ),
         toggles("the pointer", [["pointer draws", "draws"], ["pointer asks", "asks"]], pointer, (value) => {
           pointer = value;
+          paper.classList.toggle("scrolls", pointer === "asks");
         }),
         toggles("paths", [["points", false], ["points and paths", true]], paths, (value) => {
           paths = value;

@@ -168,6 +168,27 @@ def test_by_keyboard_in_the_dark_without_motion_on_a_phone(open_page, home):
     assert log.errors == []
 
 
+def test_walk_stops_the_training_and_says_so(open_page, home):
+    page, log = open_page(f"{home}/train.html")
+    page.click('text="Train"')
+    page.wait_for_function(f"{SAYS}.startsWith('Learning: step')")
+    page.click('text="Walk"')
+    page.wait_for_function(f"{SAYS}.startsWith('Learned for')")
+    assert page.inner_text(".live button.chief") == "Go on" and log.errors == []
+
+
+def test_a_swipe_on_a_phone_scrolls_and_paints_nothing(chromium, home):
+    page = chromium.new_context(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True).new_page()
+    page.goto(f"{home}/train.html")
+    page.wait_for_selector(".paper")
+    assert page.eval_on_selector(".paper", "e => getComputedStyle(e).touchAction") == "pan-y"
+    page.tap(".paper")
+    assert page.evaluate(SAYS).startswith("Nothing learned yet")
+    page.tap("text=pointer draws")
+    assert page.eval_on_selector(".paper", "e => getComputedStyle(e).touchAction") == "none"
+    page.context.close()
+
+
 @pytest.mark.slow
 def test_chapter_0_has_it_too(open_page, home):
     page, log = open_page(f"{home}/00_idea.html")
