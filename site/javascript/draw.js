@@ -4,7 +4,7 @@ import { Brush } from "./brush.js";
 import { describeLimits } from "./limits.js";
 import { MISTAKES } from "./mistakes.js";
 import { ADAPTER, BYTES, SIZE, STORED } from "./model.js";
-import { calm, field, figure, make, megabytes, paint, toggles } from "./page.js";
+import { calm, copy, field, figure, make, megabytes, paint, toggles } from "./page.js";
 import { Painter } from "./painter.js";
 import { describe, png } from "./png.js";
 import { follow } from "./typing.js";
@@ -110,8 +110,8 @@ const download = make("button", { type: "button", disabled: true }, "Download PN
   link = make("button", { type: "button", disabled: true }, "Copy link");
 const words = make("p.tokens"),
   reads = make("details", {}, make("summary", {}, "What the model reads"), words);
-const change = make("input", { placeholder: CHANGES[0], autocomplete: "off", enterkeyhint: "go", disabled: true });
-const alter = make("button", { disabled: true }, "Change");
+const change = make("input", { placeholder: CHANGES[0], autocomplete: "off", enterkeyhint: "go" });
+const alter = make("button", {}, "Change");
 const editing = make("form.row", {}, field("change", "Change this picture", change), alter);
 const gallery = make("div.gallery", { "aria-label": "Pictures so far", role: "group" });
 const examples = choices(EXAMPLES, (text) => {
@@ -120,9 +120,7 @@ const examples = choices(EXAMPLES, (text) => {
   }),
   changes = choices(CHANGES, (text) => {
     change.value = text;
-    attempt(async () => {
-      if (shown || (await run(wished()))) await runChanged();
-    });
+    attempt(runChangedOrFirst);
   });
 const picture = make("div", {}, make("div.layers", {}, canvas, brush.sheet), film),
   side = make("div.side", {}, examples);
@@ -276,6 +274,11 @@ function runChanged() {
   return run(wish);
 }
 
+/** The same where nothing was drawn yet: what the form says comes first. */
+async function runChangedOrFirst() {
+  if (shown || (await run(wished()))) await runChanged();
+}
+
 /** What the brush changes in the form. */
 function told() {
   const painted = brush.painted();
@@ -296,7 +299,7 @@ wipe.onclick = () => brush.set(null);
 function busy(now) {
   stop.disabled = !now;
   page.setAttribute("aria-busy", now);
-  for (const element of [change, alter, download, link, brushing]) element.disabled = !shown;
+  for (const element of [download, link, brushing]) element.disabled = !shown;
 }
 
 /** Draws, and says whether it came to its end. way: "asked" for by a button, "typed", or a "draft" of what is being typed;
@@ -317,6 +320,7 @@ async function run(wish, way = "asked") {
     progress.hidden = false;
   }
   let seen = null,
+    last = null, // step that was told: not each comes with a picture
     complete = false,
     slow = "";
   const keep = (step) => {
@@ -353,7 +357,8 @@ async function run(wish, way = "asked") {
       },
       step: (step) => {
         if (mine !== running) return;
-        brush.sheet.hidden = true; // the film is seen; the mask stays
+        last = step;
+        brush.sheet.hidden = true; // the film is seen
         brushing.setAttribute("aria-pressed", "false");
         if (way === "asked") {
           say(
@@ -366,16 +371,16 @@ async function run(wish, way = "asked") {
     });
     if (mine !== running) return false;
     complete = !stopped;
-    if (!seen) say("Stopped before the first step.");
-    else {
+    if (!last) say("Stopped before the first step.");
+    else if (!seen) {
+      say(`Stopped after ${last.index + 1} of ${last.steps} steps, before the first picture was decoded.`);
+    } else {
       if (still) film.replaceChildren(...frames);
       if (way === "draft" && complete) say(`One step so far. Pause, and nano draws it in ${steps.value}.`);
       else {
         say(
           (stopped
-            ? `Stopped after ${
-              seen.step.index + 1
-            } of ${seen.step.steps} steps: this is the picture expected from there.`
+            ? `Stopped after ${last.index + 1} of ${seen.step.steps} steps: this is the picture expected from there.`
             : `Drawn in ${seconds.toFixed(1)} s.`) +
             slow +
             (limits && ` ${limits}`),
@@ -491,7 +496,7 @@ function show(drawn) {
     pair(drawn.picture, "one line wrong", null, CHOOSE);
   }
   paint(canvas, drawn.picture);
-  brush.set(drawn.wish.mask);
+  brush.set(null); // a mask that nobody sees would change the next picture
   canvas.setAttribute("aria-label", `Drawn by klein-nano: ${drawn.wish.prompt}`);
   download.title = drawn.stopped
     ? "A run that was stopped cannot be drawn again from its file"
@@ -536,7 +541,7 @@ form.onsubmit = (event) => {
 };
 editing.onsubmit = (event) => {
   event.preventDefault();
-  if (shown) attempt(runChanged);
+  attempt(runChangedOrFirst);
 };
 stop.onclick = () => painter.stop();
 dice.onclick = () => {
@@ -550,6 +555,10 @@ model.onchange = () => {
   typed.disabled = model.value === "nano-base"; // a minute a picture: too slow to follow anybody
 };
 prompt.oninput = () => {
+  if (wrong && !prompt.value.trim()) {
+    wrong = false;
+    say(""); // what was wrong with a sentence that is gone
+  }
   if (shown && !typed.checked && !page.matches("[aria-busy=true]")) {
     painter.ask("read", { prompt: prompt.value }, { read: tell }).catch((error) => say(error.message));
   }
@@ -565,9 +574,10 @@ download.onclick = async () => {
 };
 link.onclick = async () => {
   remember();
-  await navigator.clipboard.writeText(location.href).then(
-    () => say("The link is in the clipboard; it stands in the address bar, too."),
-    () => say("The link stands in the address bar."),
+  say(
+    await copy(location.href)
+      ? "The link is in the clipboard; it stands in the address bar, too."
+      : "The link stands in the address bar.",
   );
 };
 

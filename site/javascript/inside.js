@@ -13,7 +13,7 @@ import without from "./inside/without.js";
 import { look } from "./inside/look.js";
 import { number, pictureOf } from "./inside/parts.js";
 import { BYTES, SIZE, STORED } from "./model.js";
-import { calm, field, make, megabytes, paint, slider } from "./page.js";
+import { calm, copy, field, make, megabytes, paint, slider } from "./page.js";
 import { Painter } from "./painter.js";
 
 /** A view: its box, a sentence, its chapter, and what it shows of a run, or of all `together`; `steps`: where the film
@@ -64,7 +64,7 @@ const form = make(
 );
 const panel = make("section.stop", { hidden: true, "aria-live": "polite", "aria-label": "Tour" }),
   tour = make("button", { type: "button", onclick: () => visit(0) }, "Take the tour"),
-  copy = make("button", { type: "button", disabled: true }, "Copy link");
+  copyLink = make("button", { type: "button", disabled: true }, "Copy link");
 const map = make("div.map", { role: "group", "aria-label": "The way from words to the picture" }),
   film = make("ol.film", { "aria-label": "The picture expected after each step" }),
   choosing = make("div"), // the slider beside it
@@ -74,7 +74,7 @@ const map = make("div.map", { role: "group", "aria-label": "The way from words t
   columns = make("div.columns");
 page.replaceChildren(
   form,
-  make("p.row", {}, tour, copy),
+  make("p.row", {}, tour, copyLink),
   make("p", {}, status),
   panel,
   map,
@@ -241,7 +241,7 @@ async function run(place) {
       ...place,
     };
     if (!VIEWS[shown.view] || (shown.view === "difference" && drawn.length < 2)) shown.view = "picture";
-    copy.disabled = false;
+    copyLink.disabled = false;
     diagram();
     showFilm();
     look.set(shown, true);
@@ -259,16 +259,9 @@ form.onsubmit = (event) => {
   panel.hidden = true;
   run(linked());
 };
-copy.onclick = () => {
+copyLink.onclick = async () => {
   look.writeAddress();
-  navigator.clipboard.writeText(location.href).then(
-    () => {
-      status.value = "The link to this view is in the clipboard.";
-    },
-    () => {
-      status.value = "The link to this view is in the address bar.";
-    },
-  );
+  status.value = `The link to this view is in the ${await copy(location.href) ? "clipboard" : "address bar"}.`;
 };
 
 // ---------------------------------------------------------------- the tour: its words are the page's, its places are here

@@ -4,6 +4,16 @@ export const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
 export const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
+/** Puts text into the clipboard, and says whether that could be done: over http there is none, and a frame may be refused. */
+export const copy = async (text) => {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
+};
+
 /** An element: make("p.note", { title: "…" }, "text", child, …) */
 export function make(what, attributes = {}, ...children) {
   const [name, ...classes] = what.split("."),

@@ -148,6 +148,36 @@ def test_an_edit(draw, nano, tmp_path):
     assert log.errors == []
 
 
+def test_a_change_on_a_fresh_page_draws_first_what_it_changes(draw):
+    page, log = draw("#prompt=a+red+circle&seed=3&steps=1&size=64x64")
+    page.fill("[name=change]", "make the circle green")
+    page.press("[name=change]", "Enter")
+    page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)
+    assert log.errors == []
+
+
+def test_stop_counts_steps_that_showed_no_picture(draw):
+    """Only every hundredth of a thousand steps is decoded."""
+    page, log = draw("#steps=1000")
+    page.click("button.chief")
+    page.wait_for_function(says("Step 3 of"), timeout=LONG)
+    page.click("text=Stop")
+    page.wait_for_function(says("Stopped after"), timeout=LONG)
+    assert log.errors == []
+
+
+@pytest.mark.parametrize("clipboard", ["undefined", "{ writeText: async () => { throw new Error('refused'); } }"])
+def test_without_a_clipboard_the_link_is_in_the_address_bar(draw, clipboard):
+    """As over http, or in a frame that may not write."""
+    page, log = draw("#prompt=a+boat&seed=2&size=64x64&steps=1")
+    page.evaluate(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard} }})")
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    page.click("text=Copy link")
+    page.wait_for_function(says("stands in the address bar."))
+    assert log.errors == []
+
+
 @pytest.mark.slow
 def test_a_suggestion_draws_first_what_it_changes(draw, nano):
     """None of the buttons of a page that was just opened does nothing."""
@@ -199,9 +229,9 @@ def test_a_mask(draw, nano, tmp_path):
     assert (picture(page)[levels == 0] == np.array(before)[levels == 0]).all(), "what is not painted stays, to the bit"
     assert (picture(page)[levels > 0] != np.array(before)[levels > 0]).any()
     assert picture_info(saved(page, tmp_path)) == picture_info(ours) | {"model": "nano"}
+    assert not any(page.eval_on_selector(SHEET, PAINTED)), "a mask that nobody sees would change the next picture"
+    assert page.inner_text("form:has([name=change]) button") == "Change"
     page.click("text=Paint a mask")
-    page.click("text=Clear the mask")
-    assert not any(page.eval_on_selector(SHEET, PAINTED))
     page.focus(SHEET)  # and by keyboard
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")

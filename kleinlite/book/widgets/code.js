@@ -5,8 +5,13 @@ export default {
     const code = el.appendChild(document.createElement("code"));
     copy.type = "button";
     copy.onclick = async () => {
-      await navigator.clipboard.writeText(model.get("value"));
-      copy.textContent = "copied";
+      try {
+        await navigator.clipboard.writeText(model.get("value"));
+        copy.textContent = "copied";
+      } catch { // over http there is no clipboard, and a frame may be refused
+        getSelection().selectAllChildren(code);
+        copy.textContent = "selected: press Ctrl-C or ⌘C";
+      }
     };
     const show = () => {
       code.textContent = model.get("value");
