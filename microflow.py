@@ -118,7 +118,7 @@ def backward(loss):  # the tape, backwards: each array after all that was made o
             parent.gradient = parent.gradient + g.sum(axis=repeated, keepdims=True)  # NumPy's copies add up
 
 
-# ---- 3. The network: noisy patches, a label and a time in, a velocity out
+# ---- 3. The network: noisy patches, a label and a time in, its guess of the picture out
 WIDTH, HEADS, BLOCKS = 96, 3, 3
 
 
@@ -140,7 +140,7 @@ def attention(x, w, i):
     return (scores.softmax() @ heads("value")).swap(1, 2).reshape(-1, 37, WIDTH) @ w[f"mix{i}"]
 
 
-def velocity(w, x, labels, t):  # (b, 36, 48), (b,), (b,) → (b, 36, 48)
+def guess(w, x, labels, t):  # (b, 36, 48), (b,), (b,) → (b, 36, 48)
     waves = t[:, None] * np.exp(np.linspace(0, np.log(100), 16))
     when = Array(np.concatenate([np.cos(waves), np.sin(waves)], axis=1)) @ w["time"]
     patches = Array(x) @ w["into"] + w["places"] + when.reshape(-1, 1, WIDTH)
@@ -151,10 +151,10 @@ def velocity(w, x, labels, t):  # (b, 36, 48), (b,), (b,) → (b, 36, 48)
     return tokens[:, 1:].norm() @ w["out"]
 
 
-# ---- 4. Learning: of a mixture of picture and noise, guess the way from the picture to the noise
+# ---- 4. Learning: guess the picture in a mixture of picture and noise
 def loss_of(w, clean, labels, noise, t):
     mixed = (1 - t[:, None, None]) * clean + t[:, None, None] * noise
-    miss = velocity(w, mixed, labels, t) + Array(clean - noise)
+    miss = guess(w, mixed, labels, t) + Array(-clean)
     return (miss * miss).mean()
 
 
@@ -175,12 +175,12 @@ def train(w, rng, steps=800, rate=2e-3):
             print(f"step {step} of {steps}: loss {loss.value:.3f}", flush=True)
 
 
-# ---- 5. Drawing: a walk from noise, against the velocity; then the pixels as a PNG
-def walk(w, sentences, rng, steps=20):
+# ---- 5. Drawing: a walk from noise to the guess, a part of the way at a time; then the pixels as a PNG
+def walk(w, sentences, rng, steps=10):
     labels = np.array([SENTENCES.index(sentence) for sentence in sentences])
     x = rng.standard_normal((len(labels), 36, 48))
     for i in range(steps, 0, -1):
-        x = x - velocity(w, x, labels, np.full(len(labels), i / steps)).value / steps
+        x = x + (guess(w, x, labels, np.full(len(labels), i / steps)).value - x) / i  # at last all of it
         tape.clear()  # nothing is to be learned here
     return np.clip((to_pictures(x) + 1) * 127.5, 0, 255).round().astype(np.uint8)
 
