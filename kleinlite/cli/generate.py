@@ -31,6 +31,7 @@ from ..models.adapters import Adapter, open_adapter
 from ..models.checkpoint import ModelInfo, name_parts
 from ..models.download import Access, find_cached_parts
 from ..models.facts import ModelFacts, find_facts, is_here
+from ..models.places import find_told, tell
 from ..nano.limits import describe_adapter_limits, describe_limits
 from .shared import check_folder, ctrl_c, name_quantization
 from .words import read_prompts
@@ -161,12 +162,14 @@ def read_like(args: argparse.Namespace) -> dict[str, Any]:
     """What the picture of --like says about itself, as far as it holds for this call. It may come from anybody."""
     file = args.like
     like = picture_file.read_metadata(file)
-    if args.model is None and not is_here(like["model"]):
-        raise UserError(
-            f"{file} was drawn with {like['model']!r}, which is not on this machine: if you trust it, say "
-            f"--model {like['model']}."
-        )
-    if args.model not in (None, like["model"]):
+    near = Path(file).parent, Path()
+    model = find_told(like["model"], *near)
+    if args.model is None and not (model and is_here(model)):
+        way_out = f"if you trust it, say --model {model}" if model else "name its folder or file with --model"
+        raise UserError(f"{file} was drawn with {like['model']!r}, which is not on this machine: {way_out}.")
+    same = args.model is None or like["model"] in (args.model, tell(args.model))
+    like["model"] = model
+    if not same:
         like = {name: value for name, value in like.items() if name not in ("steps", "guidance", "quantize", "parts")}
     for name, given, typed, way_out in (
         ("references", "from pictures", args.image, "name them with --image"),
@@ -176,14 +179,21 @@ def read_like(args: argparse.Namespace) -> dict[str, Any]:
         if like.get(name) and not typed:
             raise UserError(f"{file} was drawn {given}, which it does not contain: {way_out}.")
     parts: Any = like.get("parts") or {}
-    kept = [parts]
-    if isinstance(parts, dict):
-        kept = [place for part, place in name_parts(parts).items() if part != "autoencoder" or not args.decoder]
-    for place in kept:
-        here = is_here(place) or (isinstance(parts, str) and find_cached_parts(place) is not None)
-        if args.parts is None and not here:
-            was = f"{file} was drawn with parts of {place!r}, which is not on this machine"
-            raise UserError(f"{was}: if you trust it, fetch it with `kleinlite download {place}`.")
+
+    def find_part(told: str) -> str:
+        place = find_told(told, *near)
+        if place and (is_here(place) or (parts == told and find_cached_parts(place))):
+            return place
+        way_out = f"if you trust it, fetch it with `kleinlite download {place}`"
+        if not place:
+            way_out = f"put it beside the picture, or name it with {'--parts' if parts == told else '--decoder'}"
+        raise UserError(f"{file} was drawn with parts of {told!r}, which is not on this machine: {way_out}.")
+
+    if args.parts is None and isinstance(parts, dict):
+        kept = {part: told for part, told in name_parts(parts).items() if part != "autoencoder" or not args.decoder}
+        like["parts"] = {part: find_part(told) for part, told in kept.items()}
+    elif args.parts is None:
+        like["parts"] = find_part(parts)
     if "box" in like:  # it has the size of the picture that it was made from
         like = {name: value for name, value in like.items() if name not in ("width", "height")}
     return like

@@ -36,6 +36,7 @@ from .formats import (
 )  # fmt: skip
 from .other_programs import name_of_variant
 from .part_format import Field, Rules
+from .places import tell
 from .quantize_network import quantize as quantize_module
 from .registry import FOLDERS, PART_WORDS, PARTS, TAEF2_FILE, find_bundled, find_released
 from .tokenizer import load_tokenizer
@@ -325,9 +326,9 @@ def open_checkpoint(
         raise UserError(f"The numbers in {name} grow beyond float16's: take mx.bfloat16 or mx.float32 as dtype.")
     file = paths["transformer"]
     info = read_model_info(str(name), folder, file.name if file.is_file() else name_of_variant(folder), configs)
-    places: Any = parts and str(parts)
+    places: Any = parts and tell(str(parts))
     if isinstance(parts, dict):
-        places = {part: str(place) for part, place in name_parts(parts).items()}
+        places = {part: tell(str(place)) for part, place in name_parts(parts).items()}
     chosen = {word: value for word, value in (("quantize", quantize), ("parts", places)) if value}
     matched = {part: match_part(part, configs, files[part]) for part in PARTS}  # every tensor has its place
     weights = [w for _, arrays in matched.values() for w in arrays.values()]
@@ -335,4 +336,13 @@ def open_checkpoint(
     if quantized and spec:
         raise UserError(f"{name} is quantized already ({quantized.mode}, {quantized.bits} bits): leave quantize out.")
     opened = Opened(tokenizer, matched)
-    return Checkpoint(replace(info, chosen=chosen), configs, folder, files, dtype, spec, quantized is not None, opened)
+    return Checkpoint(
+        replace(info, name=tell(str(name)), chosen=chosen),
+        configs,
+        folder,
+        files,
+        dtype,
+        spec,
+        quantized is not None,
+        opened,
+    )

@@ -224,11 +224,9 @@ class LoraTrainer:
         return self.folder / f"samples-{self.run.step:05}.png"
 
     def describe(self) -> dict[str, Any]:
-        """What the adapter's header says of its training; of a folder its name, not where it lies."""
-        s = self.settings
-        name = self.klein.info.name
-        model = Path(name).resolve().name if Path(name).exists() else name
-        return {"model": model, "steps": self.run.step, "rank": s.rank, "pictures": self.count}
+        """What the adapter's header says of its training."""
+        rank = self.settings.rank
+        return {"model": self.klein.info.name, "steps": self.run.step, "rank": rank, "pictures": self.count}
 
     def draw_samples(self) -> Image.Image:
         """The first captions drawn from seed 0, with guidance, side by side."""

@@ -27,6 +27,7 @@ from kleinlite.inference.prompts import PromptEncoder
 from kleinlite.models.adapters import find_adapter
 from kleinlite.models.download import Access, fetch_model
 from kleinlite.models.facts import find_facts
+from kleinlite.models.places import tell
 from kleinlite.models.registry import BUNDLED, MODELS
 
 OFFLINE = Access(local_files_only=True)
@@ -80,7 +81,7 @@ def test_generate_writes_a_picture_and_one_line(tiny, here, capsys):
     assert os.listdir(here) == ["a-red-circle-7.png"]
     with Image.open("a-red-circle-7.png") as picture:
         assert picture.format == "PNG" and picture.mode == "RGB" and picture.size == (64, 64)
-        said = {"model": str(tiny), "prompt": PROMPT, "seed": 7, "steps": 4, "guidance": 1.0}
+        said = {"model": tell(tiny), "prompt": PROMPT, "seed": 7, "steps": 4, "guidance": 1.0}
         said |= {"negative_prompt": "", "width": 64, "height": 64, "references": 0}
         assert picture_info(picture) == said
 
@@ -257,14 +258,34 @@ def test_photographs_are_turned_upright(draw):
 def test_like_draws_it_again(tiny, draw):
     options = ["--size", "48x32", "--steps", "2", "--guidance", "2.5", "--negative", "blue", "--seed", "11"]
     draw("--model", tiny / "base", *options)
-    assert run("generate", "--like", "x.png", "-o", "again.png") == 0
+    assert run("generate", "--like", "x.png", "--model", tiny / "base", "-o", "again.png") == 0
     assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
+
+
+def test_like_finds_a_folder_of_which_a_picture_tells_no_more_than_its_name(tiny, draw, capsys):
+    shutil.copytree(tiny, "far/lender")
+    draw("--model", tiny, "--decoder", "far/lender", "--seed", 1)
+    told = Path("x.png").read_bytes()
+    assert str(tiny.parent).encode() not in told and picture_info("x.png")["model"] == tell(tiny)
+    again = ["generate", "--like", "x.png", "-o", "again.png"]
+    assert run(*again) == 2 and "name its folder or file with --model" in capsys.readouterr().err
+    shutil.copytree(tiny, "near/" + tiny.name)
+    os.rename("far/lender", "near/lender")
+    assert run(*again) == 2
+    shutil.copy("x.png", "near/x.png")  # beside the picture
+    assert run("generate", "--like", "near/x.png", "-o", "again.png") == 0 and Path("again.png").read_bytes() == told
+    os.rename("near/lender", "lender")  # in the working folder
+    assert run("generate", "--like", "near/x.png", "-o", "again.png") == 0
+    index = Path("lender", "vae", "config.json")
+    index.write_text(index.read_text() + " ")
+    assert run("generate", "--like", "near/x.png", "-o", "again.png") == 2, "another of that name"
+    assert "put it beside the picture, or name it with --decoder" in capsys.readouterr().err
 
 
 def test_what_is_typed_overrides_like(tiny, draw):
     draw("--seed", 11, "--steps", 2)
     options = ["--size", "48x32", "--steps", "3", "--seed", "12"]
-    assert run("generate", "a blue square", "--like", "x.png", "-o", "new.png", *options) == 0
+    assert run("generate", "a blue square", "--like", "x.png", "-o", "new.png", "--model", tiny, *options) == 0
     made = picture_info("new.png")
     assert made == picture_info("x.png") | {
         "prompt": "a blue square", "seed": 12, "steps": 3, "width": 48, "height": 32
@@ -281,10 +302,10 @@ def test_another_model_brings_its_own_steps_and_guidance(tiny, draw):
     assert (made["steps"], made["guidance"], made["seed"]) == (4, 1.0, 11)
 
 
-def test_like_an_edit_takes_the_references_again(draw):
+def test_like_an_edit_takes_the_references_again(tiny, draw):
     Image.linear_gradient("L").resize((96, 80)).save("first.png")
     draw("--seed", 1, "--image", "first.png")
-    assert run("generate", "--like", "x.png", "--image", "first.png", "-o", "again.png") == 0
+    assert run("generate", "--like", "x.png", "--model", tiny, "--image", "first.png", "-o", "again.png") == 0
     assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
 
 
@@ -296,18 +317,19 @@ def test_like_takes_replaced_parts_again(tiny):
     mx.save_safetensors(str(vae), weights)
     klein = klein_module.Klein.from_pretrained(tiny, parts={"autoencoder": other})
     drawn = klein(PROMPT, seed=7, steps=1, progress=False)
-    assert picture_info(drawn)["parts"] == {"autoencoder": "other"}
+    assert picture_info(drawn)["parts"] == {"autoencoder": tell("other")}
     save_picture(drawn, "x.png")
     remember(drawn, picture_info(drawn) | {"parts": {"vae": "other"}})  # as version 0.4 wrote it
     save_picture(drawn, "old.png")
     for picture in ("x.png", "old.png"):
-        assert run("generate", "--like", picture, "-o", "again.png") == 0
+        assert run("generate", "--like", picture, "--model", tiny, "-o", "again.png") == 0
         assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
     assert run("generate", "--like", "x.png", "--model", tiny / "base", "--steps", 1, "-o", "plain.png") == 0
     assert "parts" not in picture_info("plain.png")  # another model has its own
     shutil.rmtree("other")
-    assert run("generate", "--like", "x.png", "-o", "lost.png") == 2
-    assert run("generate", "--like", "x.png", "--decoder", tiny, "-o", "lost.png") == 0  # nobody misses the replaced
+    again = ["generate", "--like", "x.png", "--model", tiny, "-o", "lost.png"]
+    assert run(*again) == 2
+    assert run(*again, "--decoder", tiny) == 0  # nobody misses the replaced
 
 
 def test_like_takes_the_parts_of_a_single_file_again(tiny):
@@ -315,8 +337,9 @@ def test_like_takes_the_parts_of_a_single_file_again(tiny):
     mx.save_safetensors("klein.safetensors", dict(tree_flatten(transformer.parameters())))
     klein = klein_module.Klein.from_pretrained("klein.safetensors", parts=tiny)
     save_picture(klein(PROMPT, seed=7, steps=1, progress=False), "x.png")
-    assert picture_info("x.png")["parts"] == str(tiny)
-    assert run("generate", "--like", "x.png", "-o", "again.png") == 0
+    assert picture_info("x.png")["parts"] == tell(tiny)
+    assert run("generate", "--like", "x.png", "-o", "again.png") == 2
+    assert run("generate", "--like", "x.png", "--parts", tiny, "-o", "again.png") == 0
     assert Path("x.png").read_bytes() == Path("again.png").read_bytes()
 
 
@@ -326,9 +349,9 @@ def test_like_a_picture_from_noise_wants_a_seed(tiny, capsys):
     made = picture_info("x.png")
     assert made["noise"] is True and "seed" not in made
     assert run("info", "x.png") == 0 and "noise" in capsys.readouterr().out
-    assert run("generate", "--like", "x.png", "-o", "again.png") == 2
+    assert run("generate", "--like", "x.png", "--model", tiny, "-o", "again.png") == 2
     assert "with noise of its own, which it does not contain: name a --seed" in capsys.readouterr().err
-    assert run("generate", "--like", "x.png", "--seed", 8, "-o", "again.png") == 0
+    assert run("generate", "--like", "x.png", "--model", tiny, "--seed", 8, "-o", "again.png") == 0
     assert picture_info("again.png")["seed"] == 8 and "noise" not in picture_info("again.png")
 
 

@@ -14,6 +14,7 @@ from stand_in_hub import TINY
 from kleinlite.klein import Klein
 from kleinlite.models import checkpoint as checkpoints
 from kleinlite.models.checkpoint import open_checkpoint, resolve_model
+from kleinlite.models.places import tell
 
 NANO = resolve_model("nano")
 IO = Path("/proc/self/io")
@@ -33,7 +34,7 @@ def open_tiny(path: Path, **more: object) -> checkpoints.Checkpoint:
 @pytest.mark.parametrize("name", ["my-kv-test", "klein-base-9b-kv", "base", "flux-2-klein-4b-kv"])
 def test_the_name_of_a_folder_says_nothing(tmp_path, capsys, name):
     folder = copy_tiny(tmp_path / name)
-    assert open_tiny(folder).info == checkpoints.replace(open_tiny(TINY).info, name=str(folder))
+    assert open_tiny(folder).info == checkpoints.replace(open_tiny(TINY).info, name=tell(folder))
     assert capsys.readouterr().err == ""
 
 
@@ -83,7 +84,7 @@ def test_a_part_of_another_model():
     for word in ("autoencoder", "vae"):  # ours, and that of the released folders
         found = open_tiny(TINY, parts={word: TINY / "vae"})
         assert found.configs == open_tiny(TINY).configs
-        assert found.info.chosen == {"parts": {"autoencoder": str(TINY / "vae")}}, "what a picture remembers"
+        assert found.info.chosen == {"parts": {"autoencoder": tell(TINY / "vae")}}, "what a picture remembers"
 
 
 # ---------------------------------------------------------------- once

@@ -7,6 +7,7 @@ from stand_in_hub import TINY
 
 from kleinlite.lora import MATRIX_KINDS
 from kleinlite.models.facts import find_facts
+from kleinlite.models.places import tell
 from kleinlite.trainer.settings import Settings, check_base, default_rate
 
 
@@ -41,7 +42,7 @@ def test_training_needs_a_base_model(tmp_path):
         ("9b-kv-fp8", "train on base-9b, "),
         (str(tmp_path / "mine"), "train on its base model"),
     ):
-        with pytest.raises(ValueError, match=f"^{name} is distilled: {way_out}"):
+        with pytest.raises(ValueError, match=f"^{tell(name)} is distilled: {way_out}"):
             check_base(find_facts(name).info)
     for name, title in (
         ("flux3", r"FLUX 3 Image Klein"),
