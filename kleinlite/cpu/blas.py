@@ -13,12 +13,12 @@ import importlib.util
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from .compiler import prepare_compiler
 from .operations import FAST
 
 GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # float32, float64, complex64: all that MLX calls
@@ -84,15 +84,15 @@ def _use_openblas() -> ctypes.CDLL:
 
 
 def setup() -> None:
-    """Make MLX quick on a Linux CPU. Once is enough, more does no harm; elsewhere it does nothing."""
+    """Make MLX quick on a Linux CPU. Once is enough, more does no harm; elsewhere it does nothing.
+
+    Raises FileError if MLX cannot compile.
+    """
     global _tried, _openblas
+    prepare_compiler()
     if _tried or not FAST:
         return
     _tried = True
-    if (shared := Path(tempfile.gettempdir()) / "mlx").exists() and not os.access(shared, os.W_OK):
-        own = Path.home() / ".cache" / "kleinlite"
-        own.mkdir(parents=True, exist_ok=True)
-        os.environ["TMPDIR"] = str(own)  # MLX compiles in it, and the shared one is another user's
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc: one arena, no mmap, nothing given back until the program ends
         for option, value in ((-8, 1), (-4, 0), (-1, 2**31 - 1)):  # M_ARENA_MAX, _MMAP_MAX, _TRIM_THRESHOLD
