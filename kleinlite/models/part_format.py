@@ -175,7 +175,7 @@ class PartFormat:
 
     def of(self, cfg: Any) -> PartFormat:
         """This format, or the one of `others` that a config belongs to."""
-        return next(form for form in (self, *self.others) if form.config is type(cfg))
+        return next(form for form in (self, *self.others) if form.config.__name__ == type(cfg).__name__)
 
     def parse(self, path: Path, values: Values, index: Values) -> Any:
         """What config.json and model_index.json say → config, checked. Raises UserError."""

@@ -117,3 +117,12 @@ def test_a_new_family_is_its_chapter_and_a_record(tmp_path):
     command = [sys.executable, "-c", MADE_UP, str(TINY), str(tmp_path / "made-up")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert done.stdout.split("\n")[:2] == ["MadeUp [1.0, 0.75, 0.5, 0.25] True", "True"], done.stderr
+
+
+def test_a_config_of_a_module_that_was_loaded_anew_is_known():
+    """%autoreload makes the classes of a chapter anew, and a model in use has the old ones."""
+    for family in FAMILIES:
+        old = type(family.transformer.config.__name__, (), {})()
+        assert family_of(old) is family and network_of(old) is family.transformer.network
+        for form in (family.autoencoder, *family.autoencoder.others):
+            assert family.autoencoder.of(type(form.config.__name__, (), {})()) is form

@@ -24,12 +24,13 @@ WRAPPER = re.compile(r"(^|\.)(_\w+\.)+")  # modules around modules: _orig_mod., 
 
 
 def family_of(cfg: TransformerNumbers) -> Family:
-    return next(family for family in FAMILIES if family.transformer.config is type(cfg))
+    name = type(cfg).__name__  # the class itself may be another than before: %autoreload makes it anew
+    return next(family for family in FAMILIES if family.transformer.config.__name__ == name)
 
 
 def network_of(cfg: Any) -> type[nn.Module]:
     formats = (form for family in FAMILIES for part in family.parts.values() for form in (part, *part.others))
-    return next(form.network for form in formats if form.config is type(cfg))
+    return next(form.network for form in formats if form.config.__name__ == type(cfg).__name__)
 
 
 def family_of_index(index: dict[str, Any]) -> Family:
