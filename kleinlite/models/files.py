@@ -6,6 +6,7 @@ and checked once, by `open_weights`. Every array that comes from a weight file c
 
 import json
 import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -49,8 +50,21 @@ def refuse_pointer(path: Path, start: bytes) -> None:
 
 
 def list_files(folder: Path, pattern: str) -> list[Path]:
-    """The files of a folder in order, but for hidden ones: a Mac writes `._x` beside x where a disk is not its own."""
-    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+    """The files of a folder but for hidden ones: a Mac writes `._x` beside x where a disk is not its own.
+
+    In the order of their names, in which x9 comes before x10.
+    """
+
+    def order(path: Path) -> tuple[Any, ...]:
+        words = re.split(r"(\d+)", name_key(path))  # every other one is a number
+        return [int(word) if i % 2 else word for i, word in enumerate(words)], path.suffix, path.name
+
+    return sorted((path for path in folder.glob(pattern) if not path.name.startswith(".")), key=order)
+
+
+def name_key(path: Path) -> str:
+    """A file's name without its ending, the same however é is written (a Mac's e and ´) and in capitals."""
+    return unicodedata.normalize("NFC", path.stem).casefold()
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..errors import UserError, first_few
 from ..inference.picture_file import open_picture, to_rgb
 from ..inference.request import check_side
 from ..klein import as_reference
+from ..models.files import list_files, name_key
 
 REFERENCE = re.compile(r"(.+)_ref\d*")
 
@@ -39,27 +40,41 @@ def read_folder(folder: str | Path, size: tuple[int, int] | None = None) -> list
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: name one with pictures and their captions, dog.png and dog.txt.")
-    there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))  # a Mac's ._dog.png is hidden
+    there = list_files(folder, "*")
+    check_twins(there)
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    files = {path.stem: path for path in there if path.suffix.lower() in endings and path.is_file()}
-    named = {stem: found[1] if (found := REFERENCE.fullmatch(stem)) else None for stem in files}
-    targets = {stem: path for stem, path in files.items() if named[stem] is None}
-    before = {target: [path for stem, path in files.items() if named[stem] == target] for target in targets}
-    check_captions(there, [path for stem, path in files.items() if named[stem] in (None, *targets)])
-    check_names(folder, targets, before)
-    captions = {stem: read_caption(path.with_suffix(".txt")) for stem, path in targets.items()}
+    files = {name_key(path): path for path in there if path.suffix.lower() in endings and path.is_file()}
+    texts = {name_key(path): path for path in there if path.suffix == ".txt"}
+    named = {key: found[1] if (found := REFERENCE.fullmatch(key)) else None for key in files}
+    targets = {key: path for key, path in files.items() if named[key] is None}
+    before = {target: [path for key, path in files.items() if named[key] == target] for target in targets}
+    check_captions(there, [path for key, path in files.items() if named[key] in (None, *targets)])
+    check_names(folder, targets, before, texts)
+    captions = {key: read_caption(texts[key]) for key in targets}
     examples = [
-        Example(stem, read_reference(path, size), captions[stem], tuple(read_reference(p, size) for p in before[stem]))
-        for stem, path in targets.items()
+        Example(
+            path.stem, read_reference(path, size), captions[key], tuple(read_reference(p, size) for p in before[key])
+        )
+        for key, path in targets.items()
     ]
     check_sizes(folder, examples)
     return examples
 
 
+def check_twins(there: list[Path]) -> None:
+    """Refuse names that are one on other disks, or to the eye: one file would be left out. Raises UserError."""
+    counts = Counter((name_key(path), path.suffix.lower()) for path in there)
+    twins = [path for path in there if counts[name_key(path), path.suffix.lower()] > 1]
+    if twins:
+        raise UserError(
+            f"{first_few(twins)} differ in capitals alone, or in how their letters are written: rename one."
+        )
+
+
 def check_captions(there: list[Path], files: list[Path]) -> None:
     """Refuse a caption whose picture is not among those that are read; say what else is left out. Raises UserError."""
-    names = {path.stem for path in files}
-    alone = [path for path in there if path.suffix == ".txt" and path.stem not in names]
+    names = set(map(name_key, files))
+    alone = [path for path in there if path.suffix == ".txt" and name_key(path) not in names]
     if alone:
         raise UserError(f"{first_few(alone)}: no picture of that name can be read (PNG, JPEG, WebP, …).")
     left = [path.name for path in there if path not in files and path.suffix != ".txt"]
@@ -67,19 +82,19 @@ def check_captions(there: list[Path], files: list[Path]) -> None:
         logging.getLogger("kleinlite").warning("%s", f"Nothing is learned from {first_few(left)}.")
 
 
-def check_names(folder: Path, targets: dict[str, Path], before: dict[str, list[Path]]) -> None:
+def check_names(folder: Path, targets: dict[str, Path], before: dict[str, list[Path]], texts: dict[str, Path]) -> None:
     """Refuse a folder in which something is missing, before any picture is read."""
     if len(targets) < 2:
         what = "no picture" if not targets else "one picture"
         raise UserError(f"There is {what} in {folder} (PNG, JPEG, WebP, …): it takes two or more, best 10 to 50.")
-    if missing := [path.with_suffix(".txt") for path in targets.values() if not path.with_suffix(".txt").is_file()]:
+    if missing := [path.with_suffix(".txt") for key, path in targets.items() if key not in texts]:
         raise UserError(
             f"{first_few(missing)} missing: every picture needs a caption, in a text file of the same name."
         )
     counts = Counter(map(len, before.values()))
     if len(counts) > 1:
         usual, _ = counts.most_common(1)[0]
-        odd = [path for stem, path in targets.items() if len(before[stem]) != usual]
+        odd = [path for key, path in targets.items() if len(before[key]) != usual]
         raise UserError(f"{first_few(odd)}: most pictures here have {usual} references (_ref), and all need as many.")
 
 

@@ -1,5 +1,7 @@
 """A folder of pictures and captions: what is read, and what gets a sentence."""
 
+import unicodedata
+
 import pytest
 from PIL import Image
 
@@ -29,6 +31,40 @@ def test_references_belong_to_their_picture(folder):
         for suffix in ("_ref1", "_ref2"):
             Image.new("RGB", (64, 96), (seed, 0, 0)).save(folder / f"{seed}{suffix}.png")
     assert [[r.getpixel((0, 0))[0] for r in e.references] for e in read_folder(folder)] == [[i, i] for i in range(6)]
+
+
+def test_references_come_by_their_numbers(folder):
+    for seed in range(6):
+        for number, suffix in ((40, "_ref"), (90, "_ref9"), (100, "_ref10"), (110, "_ref110")):
+            Image.new("RGB", (64, 96), (number, 0, 0)).save(folder / f"{seed}{suffix}.png")
+    for example in read_folder(folder):
+        assert [r.getpixel((0, 0))[0] for r in example.references] == [40, 90, 100, 110]
+
+
+def test_examples_come_by_their_numbers(folder):
+    for kind in ("png", "txt"):
+        (folder / f"1.{kind}").rename(folder / f"10.{kind}")
+    assert [e.name for e in read_folder(folder)] == ["0", "2", "3", "4", "5", "10"]
+
+
+@pytest.mark.parametrize("pictures", ["NFC", "NFD"])
+@pytest.mark.parametrize("others", ["NFC", "NFD"])
+def test_an_accent_is_the_same_however_it_is_written(folder, caplog, pictures, others):
+    (folder / "3.png").rename(folder / f"{unicodedata.normalize(pictures, 'Café3')}.png")
+    (folder / "3.txt").rename(folder / f"{unicodedata.normalize(others, 'café3')}.txt")
+    for stem in ("0", "1", "2", "4", "5", unicodedata.normalize(others, "café3")):
+        Image.new("RGB", (96, 96)).save(folder / f"{stem}_ref.png")
+    assert [len(e.references) for e in read_folder(folder)] == [1] * 6 and caplog.messages == []
+    assert {e.name for e in read_folder(folder)} == {*"01245", unicodedata.normalize(pictures, "Café3")}
+
+
+def test_names_that_are_one_to_the_eye_are_refused(folder):
+    for form in ("NFC", "NFD"):
+        Image.new("RGB", (96, 96)).save(folder / f"{unicodedata.normalize(form, 'é')}.png")
+    if len(list(folder.glob("*.png"))) == 7:
+        pytest.skip("this disk takes both for one name")
+    with pytest.raises(ValueError, match="differ in capitals alone, or in how their letters are written"):
+        read_folder(folder)
 
 
 def break_it(folder, how):
