@@ -84,6 +84,11 @@ def test_titles_tell_pages_apart(pages):
         assert re.search(r"<title>(.*?)</title>", pages[name].text)[1] == f"{title} - kleinlite"
 
 
+def test_next_leads_from_home_into_the_book(pages):
+    for name, there in (("index.html", "00_idea.html"), ("00_idea.html", "01_autoencoder.html")):
+        assert re.search(r'<a rel="next[^>]*href="([^"]+)"', pages[name].text)[1] == there
+
+
 @pytest.mark.slow
 def test_nothing_remote_and_nothing_heavy(site, pages):
     for name, page in pages.items():
