@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import ExistingFileError, FileError
+from .errors import ExistingFileError, FileError, UserError
 
 __all__ = ["replace_file", "lock", "check_disk_space", "write_json"]
 
@@ -104,6 +104,15 @@ def lock(path: str | Path) -> Iterator[None]:
         with contextlib.suppress(PermissionError):  # Windows keeps an open file, and removes this one on release
             path.unlink(missing_ok=True)
         file_lock.release()
+
+
+def spell(path: Path) -> str:
+    """A path for MLX and tokenizers, which know names in UTF-8 alone; Python carries any. Raises UserError."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"The name of {path} is not UTF-8, and MLX opens no other: rename it.") from None
+    return str(path)
 
 
 def check_disk_space(folder: Path, nbytes: int) -> None:

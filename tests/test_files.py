@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -10,10 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import mlx.core as mx
 import pytest
+from stand_in_hub import TINY
 
-from kleinlite.errors import ExistingFileError, FileError
+from kleinlite import Klein
+from kleinlite.errors import ExistingFileError, FileError, UserError
 from kleinlite.files import check_disk_space, lock, replace_file, write_json
+from kleinlite.models.adapters import find_adapter
+from kleinlite.models.download import Repository, remove_damaged
+from kleinlite.trainer.adapter import check_output
+from kleinlite.trainer.run import write_arrays
 
 
 def test_a_file_is_replaced_and_keeps_its_permissions(tmp_path):
@@ -98,6 +106,28 @@ def test_the_disk_is_asked_first(tmp_path, monkeypatch):
     check_disk_space(tmp_path / "not" / "yet", 1000)
     with pytest.raises(FileError, match="will take 0.0 MB and its disk has 0.0 MB left"):
         check_disk_space(tmp_path, 1001)
+
+
+def test_a_name_that_mlx_does_not_take_is_told_and_nothing_is_removed(tmp_path):
+    """caf\xe9, of a Latin-1 disk or an old ZIP; Python carries its byte."""
+    odd = os.fsdecode(b"caf\xe9")
+    try:
+        model = shutil.copytree(TINY, tmp_path / odd)
+    except OSError:
+        pytest.skip("this disk has no such names")
+    adapter = shutil.copy2(find_adapter("outlined"), tmp_path / f"{odd}.safetensors")
+    repository = Repository("some/body")
+    for use in (
+        lambda: Klein.from_pretrained(model),
+        lambda: Klein.from_pretrained(TINY, parts={"autoencoder": model}),
+        lambda: Klein.from_pretrained("nano", loras=[adapter]),
+        lambda: check_output(tmp_path / f"{odd}-new.safetensors"),
+        lambda: write_arrays(model / "x.safetensors", {"x": mx.zeros(1)}),
+        lambda: remove_damaged(repository, model),
+    ):
+        with pytest.raises(UserError, match=r"The name of .*caf\\udce9.* is not UTF-8, and MLX opens no other: rename"):
+            use()
+    assert sorted(os.listdir(model)) == sorted(os.listdir(TINY)) and Path(adapter).exists()
 
 
 def test_json(tmp_path):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import FileError, HubError, MissingFileError, UserError, printable, say_once
-from ..files import check_disk_space
+from ..files import check_disk_space, spell
 from .files import ModelFolder, check_file, open_weight_file, open_weights
 from .folders import INDEXES, find_index
 from .registry import BUNDLED, DECODERS, FOLDERS, MODELS, find_released
@@ -269,7 +269,7 @@ def remove_damaged(repository: Repository, folder: Path | None) -> None:
     """Take those files of weights out of the cache that are damaged, which headers and lengths tell."""
     if folder is None:
         return
-    for path in folder.rglob("*.safetensors"):
+    for path in Path(spell(folder)).rglob("*.safetensors"):  # what has an odd name is not damaged
         if repository.takes(path.relative_to(folder).as_posix()):
             try:
                 open_weight_file(path)

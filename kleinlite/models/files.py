@@ -15,6 +15,7 @@ import mlx.core as mx
 from safetensors import SafetensorError, deserialize, safe_open
 
 from ..errors import MissingFileError, UserError, clip, first_few, printable, say_once
+from ..files import spell
 from .gguf import GGUF, read_gguf
 from .registry import FOLDERS
 
@@ -35,7 +36,7 @@ def check_file(path: Path, small: int = 0) -> bytes:
     """A file's first bytes; of a small one, its header. Raises MissingFileError or, of git-lfs's note, UserError."""
     if not path.is_file():
         raise MissingFileError(f"{path} is missing: the folder is not a complete model in the released layout.")
-    with path.open("rb") as file:
+    with open(spell(path), "rb") as file:
         start = file.read(len(GIT_LFS))
         if path.stat().st_size <= small:
             start += file.read(min(small, int.from_bytes(start[:8], "little")))

@@ -21,7 +21,7 @@ from mlx.utils import tree_map
 from PIL import Image
 
 from ..errors import ExistingFileError, UserError
-from ..files import check_replaceable, replace_file, write_json
+from ..files import check_replaceable, replace_file, spell, write_json
 from ..inference.prompts import encode_each
 from ..klein import Klein
 from ..lora import attach, freeze_except, new_deltas
@@ -89,7 +89,8 @@ def check_captions(klein: Klein, examples: Sequence[Example]) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Refuse to replace a file that is not an adapter. Raises ExistingFileError."""
+    """Refuse to replace a file that is not an adapter. Raises ExistingFileError, or UserError for an odd name."""
+    spell(path)
     try:
         if check_replaceable(path) is not None:
             open_adapter(path)
@@ -136,7 +137,7 @@ class LoraTrainer:
     def __init__(self, klein: Klein, examples: Sequence[Example], out: str | Path, settings: Settings):
         self.klein = klein
         self.settings = settings
-        self.out = Path(out)
+        self.out = Path(spell(Path(out)))
         check_captions(klein, examples)
         self.folder = self.out.with_suffix(".training")
         self.count = len(examples)

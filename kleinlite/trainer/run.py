@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from ..cpu import setup
 from ..errors import ExistingFileError, UserError, on_ctrl_c
-from ..files import lock, replace_file
+from ..files import lock, replace_file, spell
 from ..models.files import open_weight_file
 from ..training import training_step
 
@@ -48,7 +48,7 @@ def write_arrays(path: Path, arrays: dict[str, mx.array], metadata: dict[str, st
     """In one move, so that a stop in the middle leaves the old file or none. Raises FileError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as draft:
-        mx.save_safetensors(str(draft), arrays, metadata)
+        mx.save_safetensors(spell(draft), arrays, metadata)
 
 
 class Run:

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...checkpoints import find_conversion, rename
-from ...files import replace_file
+from ...files import replace_file, spell
 from ...lora import LoRA
 from ..families import KLEIN
 
@@ -43,4 +43,4 @@ def write_adapter(
         words = {"r": r, "lora_alpha": r, "rank_pattern": others, "alpha_pattern": others, "target_modules": [*ranks]}
         metadata["lora_adapter_metadata"] = json.dumps({f"transformer.{name}": value for name, value in words.items()})
     with replace_file(Path(path)) as draft:
-        mx.save_safetensors(str(draft), tensors, metadata)
+        mx.save_safetensors(spell(draft), tensors, metadata)
