@@ -5,8 +5,10 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from damage import one_sentence
 
 from kleinlite import Klein
+from kleinlite.errors import UserError
 from kleinlite.models.checkpoint import open_checkpoint
 from kleinlite.models.files import load_arrays, open_weight_file
 
@@ -43,6 +45,58 @@ def test_kinds_are_read_or_refused(tmp_path, kind):
             load_arrays(path)
     else:
         mx.eval(load_arrays(path))
+
+
+def word(kind: int, value: bytes = b"1234", name: bytes = b"abcde") -> bytes:
+    """A word of a header, and before it the counts of one word and no tensor."""
+    return struct.pack("<IQQQ", 3, 0, 1, len(name)) + name + struct.pack("<I", kind) + value
+
+
+def tensor(name: bytes = b"x", dimensions: int = 1) -> bytes:
+    return struct.pack("<Q", len(name)) + name + struct.pack("<I", dimensions) + struct.pack("<QIQ", 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "head, why",
+    [
+        (struct.pack(">IQQ", 3, 2, 1) + bytes(64), "version 50331648"),
+        (struct.pack("<III", 1, 2, 3) + bytes(64), "version 1"),
+        (struct.pack("<IQQ", 4, 0, 0), "version 4"),
+        (word(77), "type 77"),
+        (word(4, name=b"\xff\xfe"), "decode"),
+        (word(8, struct.pack("<Q", 2**63)), "cut short"),
+        (word(9, struct.pack("<IQ", 4, 2**60)), "cut short"),
+        (word(9, struct.pack("<IQ", 8, 2**40)), "cut short"),
+        (word(9, struct.pack("<IQ", 9, 1) * 100_000), ""),  # lists of lists of lists …
+        (struct.pack("<IQQ", 3, 2**40, 0) + bytes(10**6), "'' has 0 dimensions"),
+        (struct.pack("<IQQ", 3, 2**40, 0) + tensor() + bytes(10**6), "'' has 0 dimensions"),
+        (struct.pack("<IQQ", 3, 2, 0) + 2 * tensor(), "the name 'x' of a tensor"),
+        (struct.pack("<IQQ", 3, 1, 0) + tensor(b""), "the name '' of a tensor"),
+        (struct.pack("<IQQ", 3, 1, 0) + tensor(dimensions=2**31) + bytes(10**6), "'x' has 2147483648 dimensions"),
+        (struct.pack("<IQQ", 3, 1, 0) + tensor(dimensions=0), "'x' has 0 dimensions"),
+    ],
+)
+def test_a_damaged_header_is_a_sentence(tmp_path, head, why):
+    """And nothing is looked for behind the file's end, however many entries are announced."""
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + head)
+    with pytest.raises(
+        UserError, match="x.gguf is no whole GGUF file of version 2 or 3 .*: download it again"
+    ) as refusal:
+        open_weight_file(path)
+    assert why in str(refusal.value) and one_sentence(refusal.value)
+
+
+def test_a_header_that_is_cut_anywhere(tmp_path):
+    whole = write_gguf(tmp_path / "x.gguf", "F16").read_bytes()
+    end = whole.index(b"x.weight") + 8 + 4 + 2 * 8 + 4 + 8
+    path = tmp_path / "cut.gguf"
+    for size in range(4, end):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match="cut short"):
+            open_weight_file(path)
+    path.write_bytes(whole[:end])
+    assert open_weight_file(path).tensors.keys() == {"x.weight"}
 
 
 def test_a_download_that_was_cut(tmp_path):
