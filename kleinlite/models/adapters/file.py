@@ -75,7 +75,8 @@ class Tensors:
         with suppress(ValueError):  # of what MLX, which is lazy, does not multiply, or of what has no two dimensions
             if self.kind.startswith("LoKr"):
                 (o1, i1), (o2, i2) = (self.product(name).shape for name in ("lokr_w1", "lokr_w2"))
-                d_out, d_in = o1 * o2, i1 * i2
+                d_out = o1 * o2
+                d_in = i1 * i2
             elif self.kind.startswith("LoHa"):
                 [(d_out, d_in)] = {self.product("hada_w1").shape, self.product("hada_w2").shape}
             else:
