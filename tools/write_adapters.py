@@ -58,6 +58,7 @@ The change is scaled by alpha / r. kleinlite takes the tensor's alpha, else the 
 - kohya's program sets alpha to 1 unless told otherwise. At rank 32 the factor is 1/32. A reader that overlooks it draws
   noise.
 - diffusers reads alpha from the header and ComfyUI does not, so one file can have two strengths.
+- Of a LoKr with two whole matrices no shape tells r. PEFT's config and LyCORIS's header say it; else the factor is 1.
 - ai-toolkit [sets alpha to the rank](https://github.com/ostris/ai-toolkit/blob/main/toolkit/lora_special.py), so its
   factor is 1.
 
@@ -70,7 +71,7 @@ kleinlite reads these as well:
 - **LoHa** ([Hyeon-Woo et al. 2021](https://arxiv.org/abs/2108.06098)) multiplies two low-rank matrices number by
   number.
 - **DoRA** ([Liu et al. 2024](https://arxiv.org/abs/2402.09353)) has a LoRA for the direction of each row, and a number
-  for its length. Only scale 1 has a meaning.
+  for its length. Only scale 1 has a meaning. LyCORIS makes it of LoKr and LoHa as well.
 - **rsLoRA** ([Kalajdzievski 2023](https://arxiv.org/abs/2312.03732)) scales by alpha / √r.
 
 ## Refused

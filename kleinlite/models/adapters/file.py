@@ -251,7 +251,9 @@ def read_strength(path: Path, metadata: dict[str, str], modules: Iterable[str]) 
     beside = path.with_name("adapter_config.json")
     others = [text for name, text in metadata.items() if '"lora_alpha"' in text]
     texts = [metadata["lora_adapter_metadata"]] if "lora_adapter_metadata" in metadata else others
+    is_pefts = texts is not others
     if path.name.startswith("adapter_model.") and beside.is_file():
+        is_pefts = True
         where = f"{beside.name} says"
         words = read_json(beside)
     elif texts:
@@ -265,15 +267,12 @@ def read_strength(path: Path, metadata: dict[str, str], modules: Iterable[str]) 
         words["lora_alpha"] = words.get("alpha")  # of LoKr and LoHa
     alphas, ranks = (words.get(name) or {} for name in ("alpha_pattern", "rank_pattern"))
     plain = all(isinstance(own, dict) and all(map(PLAIN_PATTERN.fullmatch, own)) for own in (alphas, ranks))
-    if (
-        not plain
-        or not all(map(is_alpha, [words["lora_alpha"], *alphas.values()]))
-        or not all(map(is_rank, [words.get("r"), *ranks.values()]))
-    ):
+    numbers = plain and all(map(is_alpha, [words["lora_alpha"], *alphas.values()]))
+    if not (numbers and all(map(is_rank, [words.get("r"), *ranks.values()]))):
         raise UserError(
             f"{path}: what {where} is damaged, or has a pattern in place of a matrix's name: write the adapter again."
         )
-    check_words(path, words, PEFT_WORDS, PEFT_READ)
+    check_words(path, words, PEFT_WORDS, PEFT_READ if is_pefts else words.keys() - PEFT_WORDS)
     return words
 
 

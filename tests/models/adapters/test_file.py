@@ -564,6 +564,8 @@ def test_a_word_of_pefts_that_nobody_knows_is_said(right, tmp_path, caplog):
     open_adapter(folder)
     [message] = caplog.messages
     assert "new_in_2027" in message
+    open_adapter(write(tmp_path / "x.safetensors", right, {"of_a_trainer": '{"lora_alpha": 8, "its_own": 3}'}))
+    assert caplog.messages == [message], "another program's words are its own"
 
 
 @pytest.mark.parametrize(
@@ -677,7 +679,7 @@ def test_alpha_may_be_a_whole_number(right, tmp_path, kind, size):
 def test_a_file_is_read_by_its_content(net, right, tmp_path, name):
     path = write(tmp_path / "style.safetensors", right).rename(tmp_path / name)
     assert open_adapter(path).deltas(net)
-    path.write_bytes(b"GGUF" + bytes(20))
+    path.write_bytes(b"GGUF\3" + bytes(19))
     refused(path, "holds nothing of an adapter")
 
 
