@@ -192,12 +192,12 @@ MISTAKE = sys.argv[2]
 save_picture = picture_file.save_picture
 
 
-def save_and_stop(picture, path):
+def save_and_stop(picture, path, **options):
     if MISTAKE != "none" and path.name.startswith("0004"):
         if MISTAKE == "killed":
             os.kill(os.getpid(), 9)
         raise UserError("The disk is full: make room.")
-    save_picture(picture, path)
+    save_picture(picture, path, **options)
 
 
 def refuse(*arguments):
