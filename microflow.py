@@ -1,6 +1,6 @@
 """A text-to-image model that trains on one page, on NumPy alone: `python microflow.py "a red circle" "a blue star"`.
 
-It learns for a minute, then draws microflow.png. This is chapter 0 of the book without a framework."""
+It learns for a minute or two, then draws microflow.png. This is chapter 0 of the book without a framework."""
 
 import struct
 import sys
