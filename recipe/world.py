@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from kleinlite.errors import UserError
+from kleinlite.nano.evaluate import DEVELOPMENT, TEST
 from kleinlite.scenes import held_out
 
 from .config import STEPS, RecipeConfig
 from .rewordings import reword
 
 Scene = Any  # whatever a world draws: hashable, and equal when the picture is the same
-DEVELOPMENT = 20_000_000  # scenes from this seed on choose a recipe
-TEST = 60_000_000  # and these judge it, once
 SEEDS = 100_000  # among so many a set looks for its scenes: a small world has no more
 GUIDANCE = 3.0  # of pictures from words alone
 EDIT_GUIDANCE = 1.5  # the reference leaves little to choose
