@@ -147,11 +147,11 @@ def measure_flops_per_second() -> float:
     return 2 * 1024 * 1024 * 2048 / (time.perf_counter() - start)
 
 
-def predict(klein: Klein, plan: MemoryPlan, size: int, steps: int, base: int) -> dict[str, Cost]:
+def predict(klein: Klein, model: str, plan: MemoryPlan, size: int, steps: int, base: int) -> dict[str, Cost]:
     """The same ledger by arithmetic. base: bytes of the process before anything was read."""
     cfg, text_cfg, vae_cfg = klein.parts.configs
     rate = measure_flops_per_second()
-    files = open_checkpoint(klein.info.name, dtype=mx.float32).files
+    files = open_checkpoint(model, dtype=mx.float32).files
     prompt, step = count_prompt(text_cfg), count_step(cfg, text_cfg.max_length, size * size // 256)
     seconds = {"prompt": prompt.total / rate, "step": step.total / rate}
     memory = {
@@ -201,7 +201,7 @@ def print_costs(model: str, quantize: int | str | None, size: int | None, steps:
     size = size or klein.info.size
     plan = klein.plan_memory(PROMPT, width=size, height=size, steps=steps, seed=7)
     base = peak_resident_bytes()
-    predicted = predict(klein, plan, size, steps, base)
+    predicted = predict(klein, model, plan, size, steps, base)
     measured = measure(klein, size, steps)
     bits = "as stored" if quantize is None else f"quantize={quantize}"
     where = f"{mx.default_device()}, MLX {mx.__version__}"

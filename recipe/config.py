@@ -24,6 +24,7 @@ class RecipeConfig:
     transformer: TransformerConfig = TransformerConfig(
         double_blocks=2, single_blocks=5, heads=4, axes=(16, 16, 16, 16), d_text=288, mlp_ratio=1.5
     )
+    begins_with: str | None = None  # the model whose autoencoder and transformer go on learning; None: from nothing
     pictures: int = 22_000
     edits: int = 8_000
     families: int = 600

@@ -343,8 +343,8 @@ class Critters(World):
         text_encoder=TextEncoderConfig(
             800, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, head_dim=32, out_layers=(1, 2, 3), max_length=48
         ),
-        pictures=24_000, edits=3_000, families=1_500,
-        steps={"autoencoder": 5000, "text_encoder": 1000, "transformer": 12_000, "distill": 4000},
+        begins_with="nano-base", pictures=16_000, edits=2_000, families=600,
+        steps={"autoencoder": 1200, "text_encoder": 600, "transformer": 3000, "distill": 1200},
     )  # fmt: skip
     turns = ("pictures", "edits", "pictures", "edit_pairs", "pictures", "no_op_edits", "pictures", "edits", "pictures")
 

@@ -22,6 +22,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
@@ -160,6 +161,15 @@ class Recipe:
         module.freeze()
         return module
 
+    def begin(self, part: str, module: nn.Module) -> None:
+        """Give a new part the weights of the model that this world begins with: all but what reads the words.
+
+        A new text encoder writes features of its own, so the matrix that reads them stays as it was drawn.
+        """
+        if self.cfg.begins_with:
+            known = tree_flatten(Klein.from_pretrained(self.cfg.begins_with).parts.load(part).parameters())
+            module.load_weights([(name, w) for name, w in known if not name.startswith("txt_in")], strict=False)
+
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer, trained at the first call."""
         if "tokenizer" not in self.parts:
@@ -213,6 +223,7 @@ class Recipe:
         cfg = self.cfg
         model = Autoencoder(cfg.autoencoder)
         initialize(model, mx.random.key(0), damp=("conv2", "proj_out"))
+        self.begin("autoencoder", model)
         optimizer = autoencoder_optimizer(cfg.steps["autoencoder"])
         pixels = draw_scenes(self.world, self.world.held_out_scenes(HELD_OUT, 16))
 
@@ -251,6 +262,7 @@ class Recipe:
         text_encoder = self.load_text_encoder()
         model = Transformer(self.cfg.transformer)
         initialize(model, mx.random.key(3), damp=LAST, damping=0.2)
+        self.begin("transformer", model)
 
         def loss(model: Transformer, clean: mx.array, references: mx.array, *rest: mx.array) -> mx.array:
             *words, key = rest

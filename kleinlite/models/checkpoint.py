@@ -36,7 +36,7 @@ from .formats import (
 )  # fmt: skip
 from .other_programs import name_of_variant
 from .part_format import Field, Rules
-from .places import tell
+from .places import find_told, tell
 from .quantize_network import quantize as quantize_module
 from .registry import FOLDERS, PART_WORDS, PARTS, TAEF2_FILE, find_bundled, find_released
 from .tokenizer import load_tokenizer
@@ -54,7 +54,7 @@ def resolve_model(name: str, access: Access = ANYWHERE) -> Path:
     bundled = find_bundled(name)
     if bundled:
         return Path(str(files("kleinlite"))) / bundled
-    path = Path(name).expanduser()
+    path = Path(find_told(name, Path()) or name).expanduser()
     return path if path.exists() else fetch_model(name, access)
 
 
