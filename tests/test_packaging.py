@@ -1,5 +1,6 @@
 """What to install is said the same everywhere, and the Makefile passes prompts on word for word."""
 
+import email
 import os
 import re
 import shutil
@@ -237,6 +238,7 @@ def test_a_browser_that_must_be_there(monkeypatch):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     pytest.importorskip("hatchling", reason="pip install hatchling, to build a wheel without a network")
+    pytest.importorskip("hatch_fancy_pypi_readme", reason="pip install hatch-fancy-pypi-readme")
     from hatchling.builders.wheel import WheelBuilder
 
     (built,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"])
@@ -250,6 +252,19 @@ def test_the_wheel_is_complete(wheel):
     package = {f for f in package if "__pycache__" not in f and ".ipynb_checkpoints" not in f}
     assert package <= packed
     assert {name.split("/")[0] for name in packed} == {"kleinlite", f"kleinlite-{__version__}.dist-info"}
+
+
+def test_an_index_shows_the_whole_readme(wheel):
+    """No link of the description is relative, and each that leads into this version's tree leads to a file."""
+    (name,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA"))
+    description = email.message_from_bytes(zipfile.ZipFile(wheel).read(name)).get_payload(decode=True).decode()
+    readme = (ROOT / "README.md").read_text("utf-8")
+    links = re.findall(r"\]\(([^)#]+)", description)
+    assert len(links) == len(re.findall(r"\]\(", readme))
+    assert all(link.startswith("https://") for link in links)
+    own = re.compile(rf"https://\S+?/kleinlite/kleinlite/(?:blob/)?v{re.escape(__version__)}/(.+)")
+    files = [found[1] for link in links if (found := own.match(link))]
+    assert len(files) == len(re.findall(r"\]\((?!https:)", readme)) and all((ROOT / file).exists() for file in files)
 
 
 def test_the_wheel_draws_in_an_empty_folder(wheel, tmp_path):
