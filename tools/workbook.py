@@ -3,7 +3,7 @@
     python -m tools.workbook write       workbook/01_autoencoder.ipynb, …; files that are there are kept
     python -m tools.workbook check 05    put the module that workbook/05_transformer.ipynb writes under the book's tests
 
-Nothing is written twice: the holes are the names in `kleinlite.book.holes`, the bodies stand in the chapters, and what
+Nothing is written twice: the holes are the names in `tools.holes`, the bodies stand in the chapters, and what
 is right is what the promoted modules answer. Signature, docstring and the comments that tell shapes stay. Prose
 beside a hole that has a formula or a piece of code folds into a hint.
 """
@@ -20,8 +20,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from kleinlite.book.holes import HOLES
 from tools import promote
+from tools.holes import HOLES
 from tools.notebooks import to_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +39,7 @@ WAITING = "Your turn: "
 TESTED = "`make check-mine CH={}` puts all of it under the book's own tests. "
 DRAWN = ("autoencoder", "position_ids", "text_encoder", "sampling", "transformer", "pipeline")  # what a picture runs on
 DRAW = """\
-from kleinlite.book.workbook import installed
+from tools.workbook_check import installed
 from kleinlite.klein import Klein as Finished
 
 with installed("{module}", globals()):
@@ -174,7 +174,7 @@ def make_workbook(notebook: dict, name: str) -> dict:
         source = empty(source, [name_in_cell(hole) for hole in holes]) if holes else source
         made.append({**cell, "source": lines_of(source), "outputs": [], "execution_count": None})
         if not any(c["id"] == "check" for c in made):
-            made.append(new_cell("code", "check", "from kleinlite.book.workbook import check"))
+            made.append(new_cell("code", "check", "from tools.workbook_check import check"))
         if holes:
             checks = "\n".join(f'check("{hole}", globals())' for hole in holes)
             made.append(new_cell("code", f"check-{i}", checks))

@@ -7,8 +7,8 @@ something will do as well. So the package itself needs no switches.
 >>> effects = mistakes.compare(draw, cases, wrong, {"first step": lambda: schedule(4, 36)[1] > 0.9})
 """
 
-import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -35,7 +35,7 @@ class line(AbstractContextManager[None]):  # a context's name, as contextlib's o
     def __init__(self, function: Callable[..., Any], right: str, wrong: str):
         book = function
         if right not in inspect.getsource(function):
-            book = book_function(function) or function
+            book = book_function(function, right) or function
         source = textwrap.dedent(inspect.getsource(book))
         if source.count(right) != 1:
             raise UserError(f"{function.__qualname__} must have {right!r} once, not {source.count(right)} times.")
@@ -52,13 +52,14 @@ class line(AbstractContextManager[None]):  # a context's name, as contextlib's o
         self.function.__code__ = self.original
 
 
-def book_function(function: Callable[..., Any]) -> Any:
-    """The book's function or method of this name, if a notebook has it from a hole; else None."""
-    from .holes import HOLES, find_function
-
-    for module, holes in HOLES.items():
-        if function.__module__ == "__main__" and function.__qualname__ in holes:
-            return find_function(vars(importlib.import_module(f"kleinlite.{module}")), function.__qualname__)
+def book_function(function: Callable[..., Any], piece: str) -> Any:
+    """The book's function or method of this name that has this piece, if the notebook's is a reader's; else None."""
+    owner, _, name = function.__qualname__.rpartition(".")
+    for room, module in [*sys.modules.items()] if function.__module__ == "__main__" else []:
+        if room.startswith("kleinlite."):
+            found = vars(vars(module).get(owner, module)).get(name)
+            if inspect.isfunction(found) and found.__module__ == room and piece in inspect.getsource(found):
+                return found
     return None
 
 

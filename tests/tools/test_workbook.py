@@ -16,10 +16,9 @@ import pytest
 from nbclient import NotebookClient
 from waiting import HANGS
 
-from kleinlite.book import workbook as checks
-from kleinlite.book.holes import HOLES
 from kleinlite.klein import Klein
-from tools import promote, workbook
+from tools import promote, workbook, workbook_check as checks
+from tools.holes import HOLES
 
 NOTEBOOKS = [json.loads(path.read_text("utf-8")) for path in sorted(workbook.ROOT.glob("notebooks/[0-9]*.ipynb"))]
 
@@ -220,7 +219,7 @@ def say(hole: str, names: dict) -> str:
     """What the check cell prints, without its color."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(f'from kleinlite.book.workbook import check\ncheck("{hole}", globals())', names)
+        exec(f'from tools.workbook_check import check\ncheck("{hole}", globals())', names)
     return re.sub(r"\033\[\d+m", "", printed.getvalue()).rstrip("\n")
 
 
@@ -240,7 +239,7 @@ def test_filled_with_the_real_bodies_all_are_green(module):
             assert workbook.EXPORT.search(before)
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
-                exec(f"from kleinlite.book.workbook import check\n{source}", dict(names_of(module)))
+                exec(f"from tools.workbook_check import check\n{source}", dict(names_of(module)))
             assert "✗" not in printed.getvalue(), printed.getvalue()
             found += re.findall(r"✓ (.+): right", printed.getvalue())
     assert sorted(found) == sorted(HOLES[module]), "every hole has its check"

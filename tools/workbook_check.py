@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from .holes import HOLES, ROUNDED_ONCE, find_function, try_out
+from tools.holes import HOLES, ROUNDED_ONCE, find_function, try_out
 
 __all__ = ["check", "installed"]
 

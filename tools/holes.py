@@ -15,22 +15,37 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from PIL import Image
 
-from ..autoencoder import AttnBlock, Autoencoder, AutoencoderConfig, Downsample, GroupNorm, LatentBatchNorm, ResBlock
-from ..checkpoints import Rule, swap_halves
-from ..flux3 import Flux3Config, Flux3Transformer, ParallelBlock, mode_ids
-from ..klein import Klein
-from ..kv_cache import KVCache
-from ..lora import LoRA, attach
-from ..memory import Work
-from ..models.adapters import bundled_adapters
-from ..nano.shapes import pixels as levels
-from ..position_ids import Rope, image_ids, reference_ids, rope_table, text_ids
-from ..quantization import QUANT_SPECS, UNQUANTIZED, QuantizedLinear, QuantizedMatrix, QuantSpec, quantize_matrix
-from ..text_encoder import MLP, Attention, Layer, TextEncoder, TextEncoderConfig, attention_mask
-from ..training import Batch, flow_ids, optim
-from ..transformer import DoubleBlock, Mod, SingleBlock, SwiGLU, Transformer, TransformerConfig, roped_attention
-from ..z_image import SandwichBlock, ZImageConfig, ZImageTransformer
-from .ladder import Block, PlainKlein
+from kleinlite.autoencoder import (
+    AttnBlock,
+    Autoencoder,
+    AutoencoderConfig,
+    Downsample,
+    GroupNorm,
+    LatentBatchNorm,
+    ResBlock,
+)
+from kleinlite.book.ladder import Block, PlainKlein
+from kleinlite.checkpoints import Rule, swap_halves
+from kleinlite.flux3 import Flux3Config, Flux3Transformer, ParallelBlock, mode_ids
+from kleinlite.klein import Klein
+from kleinlite.kv_cache import KVCache
+from kleinlite.lora import LoRA, attach
+from kleinlite.memory import Work
+from kleinlite.models.adapters import bundled_adapters
+from kleinlite.nano.shapes import pixels as levels
+from kleinlite.position_ids import Rope, image_ids, reference_ids, rope_table, text_ids
+from kleinlite.quantization import (
+    QUANT_SPECS,
+    UNQUANTIZED,
+    QuantizedLinear,
+    QuantizedMatrix,
+    QuantSpec,
+    quantize_matrix,
+)
+from kleinlite.text_encoder import MLP, Attention, Layer, TextEncoder, TextEncoderConfig, attention_mask
+from kleinlite.training import Batch, flow_ids, optim
+from kleinlite.transformer import DoubleBlock, Mod, SingleBlock, SwiGLU, Transformer, TransformerConfig, roped_attention
+from kleinlite.z_image import SandwichBlock, ZImageConfig, ZImageTransformer
 
 __all__ = ["HOLES", "find_function", "try_out"]
 
