@@ -37,7 +37,8 @@ PARTS = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transfor
 FIRST, MODELS = 8_000_000, 20_000_000  # bytes: before the first picture, and in all
 EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope)_explorer|attention_viewer)\(")
 CODE = re.compile(r"\{\{#js (\w+)\}\}")
-MARK = re.compile(r"\{\{#live (\w+)( compact)?\}\}")
+# A page's place for a script. What stands before it on its line is for those who read the page elsewhere.
+MARK = re.compile(r"^.*\{\{#live (\w+)( compact)?\}\}", re.M)
 PART = re.compile(r"^\{\{#part ([\w.]+) (\d+)\}\}$", re.M)
 
 
