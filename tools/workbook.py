@@ -159,7 +159,7 @@ def make_workbook(notebook: dict, name: str) -> dict:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             source = UNDO.sub("deleting this file, then `make workbook`,", source)
-            source = LINK.sub(lambda link: f"]({SITE}{re.sub('[.](ipynb|md)', '.html', link[1])})", source)
+            source = link_to_site(source)
             made.append({**cell, "source": lines_of(fold_hints(source) if i in hints else source)})
             if i == 0:
                 made.append(new_cell("markdown", "how-to", introduce(name, sum(here.values(), []))))
@@ -179,6 +179,17 @@ def make_workbook(notebook: dict, name: str) -> dict:
             checks = "\n".join(f'check("{hole}", globals())' for hole in holes)
             made.append(new_cell("code", f"check-{i}", checks))
     return {**notebook, "cells": made}
+
+
+def link_to_site(source: str) -> str:
+    """Prose of a chapter that is read elsewhere: its relative links lead to the site, or to the code on GitHub."""
+
+    def lead(link: re.Match) -> str:
+        if link[1].startswith("../"):
+            return f"]({REPOSITORY}/blob/main/{link[1].removeprefix('../')})"
+        return f"]({SITE}{re.sub('[.](ipynb|md)', '.html', link[1])})"
+
+    return LINK.sub(lead, source)
 
 
 def name_in_cell(hole: str) -> str:
