@@ -344,7 +344,7 @@ class Critters(World):
             800, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, head_dim=32, out_layers=(1, 2, 3), max_length=48
         ),
         begins_with="nano-base", pictures=16_000, edits=2_000, families=600,
-        steps={"autoencoder": 1200, "text_encoder": 600, "transformer": 3000, "distill": 1200},
+        steps={"autoencoder": 700, "text_encoder": 400, "transformer": 2400, "distill": 800},
     )  # fmt: skip
     turns = ("pictures", "edits", "pictures", "edit_pairs", "pictures", "no_op_edits", "pictures", "edits", "pictures")
 

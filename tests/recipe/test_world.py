@@ -3,12 +3,17 @@
 import random
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from small_nano import SMALL, uncompiled  # noqa: F401, a fixture
 
+from kleinlite.autoencoder import Autoencoder
 from kleinlite.errors import UserError
 from kleinlite.klein import Klein
+from kleinlite.transformer import Transformer
 from recipe import training
+from recipe.config import RecipeConfig
 from recipe.world import find_world
 
 STRIPES = """
@@ -69,6 +74,20 @@ def test_it_is_trained_from_its_first_stage_to_its_last(flags, tmp_path):
     training.train(tmp_path / "runs", cfg=replace(SMALL, steps=steps), world=str(flags))
     klein = Klein.from_pretrained(tmp_path / "runs" / "flags")
     assert klein("a red flag", steps=1, progress=False).size == (96, 96)
+
+
+def test_a_world_may_begin_where_a_model_has_arrived(tmp_path):
+    recipe = training.Recipe(tmp_path, find_world("shapes"), RecipeConfig(begins_with="nano-base"))
+    klein = Klein.from_pretrained("nano-base")
+    for part, module in (
+        ("autoencoder", Autoencoder(recipe.cfg.autoencoder)),
+        ("transformer", Transformer(recipe.cfg.transformer)),
+    ):
+        drawn = dict(tree_flatten(module.parameters()))
+        recipe.begin(part, module)
+        known = dict(tree_flatten(klein.parts.load(part).parameters()))
+        for name, w in tree_flatten(module.parameters()):
+            assert mx.array_equal(w, (drawn if name.startswith("txt_in") else known)[name]), name
 
 
 def test_a_file_without_a_world_is_named(tmp_path):
