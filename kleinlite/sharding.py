@@ -1,13 +1,14 @@
 """Several machines.
 
-Two computers stand side by side. Can they draw one picture together, and for which cable between them does it pay?
+Two computers with 16 GB each stand side by side. Can they draw one picture together, and for which cable between
+them does it pay?
 
 Letters: b pictures, s tokens = m text + n picture tokens, d width, N machines.
 
 Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Keys and values sent round: Liu
 et al. 2023 (ring attention), arXiv 2310.01889.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal 09126760)
+Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal adeedfb0)
 """
 
 import math
