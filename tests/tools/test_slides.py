@@ -69,7 +69,7 @@ def test_claims_are_the_bold_sentences():
 
 
 STILL = """<!doctype html><meta charset="utf-8"><style>{style}
-.slides section {{ position: relative; width: 1280px; height: 720px; }} aside {{ display: none; }} * {{ margin: 0; }}
+.reveal .slides section {{ position: relative; width: 1280px; height: 720px; }} aside {{ display: none; }} * {{ margin: 0; }}
 </style><div class="reveal"><div class="slides">{slides}</div></div>"""
 OUTSIDE = """[...document.querySelectorAll("section")].map((slide, i) => {
   const box = slide.getBoundingClientRect();
