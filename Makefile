@@ -132,15 +132,18 @@ book: $(VENV)/.book$(BACKEND) ## build the site into book/
 slides: $(VENV)/.test$(BACKEND) ## write a deck of slides for each chapter into slides/ (or CH="05 14")
 	$(BIN)/python -m tools.slides $$CH
 
+cards: $(VENV)/.book$(BACKEND) ## write the chapters' questions as cards for Anki
+	$(BIN)/python -m tools.questions
+
 serve: $(VENV)/.book$(BACKEND) ## show the site on this machine, and build it again on every change (ARGS="--port 3001")
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve $$ARGS
 
 clean: ## remove what can be made again, except .venv
-	rm -rf book notebooks/live dist slides .pytest_cache .ruff_cache
+	rm -rf book notebooks/live dist slides kleinlite-cards.txt .pytest_cache .ruff_cache
 
 .PHONY: help generate has-prompt has-chapter setup lab test check test-all quick-tests all-tests mutants lint test-notebooks format \
   promote run-notebooks clean-notebooks parity bench-peers bench-full book serve clean fuzz workbook check-mine \
-  test-lowest nano slides
+  test-lowest nano slides cards
 
 # The environment. One stamp for what generating takes, one for the book, one for the tests; a newer pyproject.toml
 # installs again.

@@ -374,7 +374,7 @@ def markdown_of(notebook: dict) -> str:
 
 def rewrite_book(context: dict, book: dict) -> list[str]:
     """Rewrites the chapters of a book in place; returns what is wrong with them."""
-    from tools import workbook  # here: it imports MLX, which mdBook's first question does not need
+    from tools import questions, workbook  # here: they import MLX, which mdBook's first question does not need
 
     root, source = Path(context["root"]), context["config"]["book"]["src"]
     found = list(walk_chapters(book["items"]))
@@ -408,6 +408,7 @@ def rewrite_book(context: dict, book: dict) -> list[str]:
         path = chapter["path"]
         if path in notebooks:
             chapter["content"] = render_notebook(notebooks[path], path, site)
+            chapter["content"] += f"\n\n{questions.render_questions(posixpath.splitext(path)[0])}"
         else:
             chapter["content"] = show_mistakes(chapter["content"], path, notebooks, site)
             chapter["content"] = site.link_terms(render_prose(chapter["content"], path, f"{source}/{path}", site), path)

@@ -23,6 +23,7 @@ import mistune
 from PIL import Image
 
 from tools.notebooks import ROOT, find_notebooks, text_of
+from tools.questions import read_questions
 from tools.workbook import SITE, link_to_site
 
 sys.path.insert(0, str(ROOT / "site"))
@@ -33,6 +34,7 @@ FILES = ROOT / ".venv" / f"reveal-{REVEAL}"
 WIDTH, HEIGHT = 1280, 720
 SENTENCE = re.compile(r"(?:\$[^$]*\$|`[^`]*`|.)+?(?<! al)(?<!vs)(?<!e\.g)[.!?][*_”\")]*(?=\s|$)", re.S)
 CLAIM = re.compile(r"\*\*([A-Z][^*]+[.!])\*\*")
+REMEMBER = re.compile(r"^## What to remember\n+(.+?)(?=\n\n)", re.M | re.S)
 LIVE = re.compile(r"\]\((?:\S*/)?(draw|inside|train)\.(?:md|html)(#[\w-]+)?\)")  # pages that run by themselves
 PICTURES = ("image/png", "image/jpeg")
 STORED = re.compile(r"!\[([^]]+)\]\((images/[\w.-]+)\)")  # a picture that stands in the prose
@@ -163,17 +165,19 @@ def listed(kind: str, items: list[str]) -> str:
     return f"<{kind}>{''.join(f'<li>{to_line(item)}</li>' for item in items)}</{kind}>"
 
 
-def find_claims(read: str) -> list[str]:
-    """The sentences that a chapter prints bold; if it prints none so, the one that it ends with."""
-    bold = [claim for claim in CLAIM.findall(read) if len(claim.split()) > 4]
-    return bold or sentences(paragraphs(read)[-1])[-1:]
+def find_claims(text: str) -> list[str]:
+    """What a chapter says one should remember; else its bold sentences, else the one before its exercises."""
+    if told := REMEMBER.search(text):
+        return sentences(told[1])
+    read = text.partition("\n## Exercises")[0]
+    return [claim for claim in CLAIM.findall(read) if len(claim.split()) > 4] or sentences(paragraphs(read)[-1])[-1:]
 
 
 def make_deck(notebook: dict, name: str) -> Iterator[str]:
     """The slides of a chapter; name: "05_transformer"."""
     cells = notebook["cells"]
     text = "\n\n".join(text_of(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    read, _, last = text.partition("\n## Exercises")
+    last = text.partition("\n## Exercises")[2].partition("\n## ")[0]
     title = re.match(r"# (.+)", text)[1]
     asked = re.search(r"^> (.+(?:\n> .+)*)", text, re.M)[1].replace("\n> ", " ")
     page = f"{SITE}{name}.html"
@@ -209,7 +213,10 @@ def make_deck(notebook: dict, name: str) -> Iterator[str]:
         alt = cell["metadata"].get("alt", heading)
         yield figure(opening, pictures, alt, first_sentence(behind) or alt, f"{'' if question else before}\n\n{behind}")
         before = ""
-    yield section(f"{title} · what to remember", listed("ul", find_claims(read)))
+    yield section(f"{title} · what to remember", listed("ul", find_claims(text)))
+    once_more = read_questions().get(name, [])
+    answers = "\n\n".join(f"**{ask}** {answer}" for ask, answer in once_more)
+    yield section(f"{title} · think once more", listed("ul", [ask for ask, _ in once_more]), answers)
     if tasks := exercises(last):
         solutions = f'<p class="said"><a href="{SITE}solutions/{name}.html">Solutions</a></p>'
         yield section(f'{title} · <a href="{page}#exercises">exercises</a>', listed("ol", tasks) + solutions, last)

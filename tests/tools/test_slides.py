@@ -37,7 +37,7 @@ def test_a_deck_has_its_chapters_parts(path):
         assert "*The picture:*" not in slide and "<em>The picture:</em>" in slide
     for guess, behind in zip(made, made[1:]):
         assert 'class="guess"' not in guess or '<div class="figure">' in behind
-    assert '<p class="asked">' in made[0] and "what to remember" in made[-2] and "<ul><li>" in made[-2]
+    assert '<p class="asked">' in made[0] and "what to remember" in made[-3] and "<ul><li>" in made[-3]
     tasks = re.findall(r"^\d+\. ", prose.partition("## Exercises")[2], re.M)
     assert shown(made[-1]).count("<li>") == len(tasks) > 0
     links = [link for slide in made for link in re.findall(r'(?:href|src)="([^"]+)"', slide)]
@@ -61,7 +61,9 @@ def test_a_figure_has_the_sentence_behind_it():
     assert first_sentence("Does the text reach the picture? We try.") == "", "that is about the next figure"
 
 
-def test_claims_are_the_bold_sentences():
+def test_claims_are_what_to_remember_or_bold_sentences():
+    told = "**A bold sentence stands here.**\n\n## Exercises\n\n## What to remember\n\nOne. Two is more.\n\n[Next](x)"
+    assert find_claims(told) == ["One.", "Two is more."]
     assert find_claims("So **a real thing** is. **This is what we claim here.** **Is it what we claim?**") == [
         "This is what we claim here."
     ]
@@ -69,7 +71,8 @@ def test_claims_are_the_bold_sentences():
 
 
 STILL = """<!doctype html><meta charset="utf-8"><style>{style}
-.reveal .slides section {{ position: relative; width: 1280px; height: 720px; }} aside {{ display: none; }} * {{ margin: 0; }}
+.reveal .slides section {{ position: relative; width: 1280px; height: 720px; }}
+aside {{ display: none; }} * {{ margin: 0; }}
 </style><div class="reveal"><div class="slides">{slides}</div></div>"""
 OUTSIDE = """[...document.querySelectorAll("section")].map((slide, i) => {
   const box = slide.getBoundingClientRect();
