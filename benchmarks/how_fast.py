@@ -1,4 +1,4 @@
-"""The page "How fast", from what `benchmarks.peers` measured. Hand-written."""
+"""The report "How fast", from what `benchmarks.peers` measured. Hand-written."""
 
 import json
 import os
@@ -16,8 +16,8 @@ PAGE = """\
 
 <p><img src="images/how-fast.png" alt="Seconds and GFLOP/s of each stage, against a plain matmul and a plain copy"></p>
 
-Where blue lies left of orange, kleinlite is faster. The black lines are the machine's limit: its fastest matmul in
-float32, and its fastest copy.
+Where blue lies left of orange, kleinlite is faster. The black lines are the machine's limit in float32,
+its fastest matmul and its fastest copy; bfloat16 may pass them.
 
 The programs take turns on one CPU, in float32 unless the row says otherwise. Seconds are the best of {turns} runs.
 *Ratio* is kleinlite's time over that of diffusers: below 1 we are faster.
@@ -34,9 +34,9 @@ Most rows consist of matmuls like the first. torch multiplies by Intel's MKL, wh
 
 ## On your machine
 
-`make bench-peers` installs the others, measures, and writes this page. On a GPU that has
-[not been run](not_run_yet.md).
-Send us `notebooks/how-fast.json`, or [your machine's row](machines.md#yours).
+`make bench-peers` installs the others, measures, and writes this report. On a GPU that has
+[not been run](../notebooks/not_run_yet.md).
+Send us `benchmarks/how-fast.json`, or [your machine's row](../notebooks/machines.md#yours).
 """
 
 
@@ -79,7 +79,7 @@ def write_answer(found: dict) -> str:
         return "On this machine nothing was measured beside diffusers."
     slower = sum(round(ratio, 2) > 1 for ratio in ratios.values())  # as it is printed
     return (
-        f"On this machine kleinlite takes this share of diffusers’ time: {', '.join(said)}. "
+        f"On this machine, kleinlite’s time over that of diffusers is {', '.join(said)}. "
         f"It is slower in {slower} of {len(ratios)} stages."
     )
 

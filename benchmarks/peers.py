@@ -1,12 +1,12 @@
-"""kleinlite beside diffusers and mflux: the same stages by turns, and the page "How fast". Hand-written.
+"""kleinlite beside diffusers and mflux: the same stages by turns, and the report "How fast". Hand-written.
 
     make bench-peers                                    everything; the others get environments of their own
-    python -m benchmarks.peers --stages step picture --turns 9      these only: printed, the page stays as it is
+    python -m benchmarks.peers --stages step picture --turns 9      these only: printed, the report stays as it is
     python -m benchmarks.peers --threads 1         on a busy machine: one thread each
 
 Weights are random, in float32 on a CPU (but in one row) and in bfloat16 on a GPU. Each program runs in a process of its
 own, one stage at a time; they take turns, because other work on a machine comes and goes. What was measured is kept in
-notebooks/how-fast.json, and notebooks/how-fast.md with its plot is made of that.
+benchmarks/how-fast.json, and benchmarks/how-fast.md with its plot is made of that.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--environments", type=Path, default=ROOT / ".peers", help="where the peers are installed")
     parser.add_argument("--diffusers", type=Path, metavar="PYTHON", help="an environment that has diffusers already")
     parser.add_argument("--mflux", type=Path, metavar="PYTHON", help="an environment that has mflux already")
-    parser.add_argument("--page", type=Path, default=ROOT / "notebooks", help="the folder of how-fast.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "benchmarks", help="the folder of how-fast.md")
     options = parser.parse_args(argv)
     pythons, missing = {"kleinlite": Path(sys.executable)}, []
     for name in PEERS:

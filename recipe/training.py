@@ -4,7 +4,7 @@
     python -m recipe train RUNS --stage distill       one stage, with --steps N for another length
 
 The weights that come with this package were made by earlier editions of this recipe: notebooks/nano-card.md says how,
-notebooks/recipe-run.md what this edition makes.
+notebooks/nano-card.md what this edition makes.
 Several processes share the work under MLX's launcher (`mlx.launch -n 2 -- python -m recipe train RUNS`) or
 without it: each with MLX_RANK, its number, and MLX_HOSTFILE, a file with the list
 `[["127.0.0.1:5000"], ["127.0.0.1:5001"]]`.

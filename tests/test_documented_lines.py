@@ -51,9 +51,6 @@ FOREIGN = {
 NOT_RUN_BLOCKS = {
     "from huggingface_hub import parse_safetensors_file_metadata": "it asks the hub",
     "def split_heads(x: mx.array, count: int, heads: int) -> list[mx.array]:": "a hole of the workbook",
-    "#| default_exp squares": "a cell of a notebook that is not there",
-    "def square(x: mx.array) -> mx.array:": "the next one",
-    '"""Squares.': "what they would become",
     "!git clone -q --depth 1 https://github.com/kleinlite/kleinlite /content/kleinlite": "Colab",
     "import gradio": "Gradio is not among ours",
     '"""Answers /?prompt=a+red+star&seed=7 with a PNG, or with a sentence."""': "test_serving.py runs it",
