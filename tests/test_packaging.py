@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 
 from kleinlite import __version__
@@ -65,6 +66,31 @@ def test_mlx_for_each_system():
     windows = re.search(r"\"mlx-cpu(>=\S+); sys_platform == 'win32'\"", PROJECT)[1]
     linux = re.search(r"\"mlx\[cpu\](>=\S+); sys_platform == 'linux'\"", PROJECT)[1]
     assert mac == linux == windows
+
+
+def test_conda_asks_for_the_same():
+    """But for BLAS, which conda has its own of."""
+    listed = PROJECT.split("dependencies = [", 1)[1].split("\n]", 1)[0]
+    wanted = dict(re.findall(r'"([\w.-]+)(>=[^;"]+)', listed))
+    run = (ROOT / "conda/recipe.yaml").read_text("utf-8").split("  run:\n")[1].split("\n\n")[0]
+    conda = {name: bounds for name, bounds in re.findall(r"- ([\w-]+) (>=\S+)", run) if name != "python"}
+    assert conda == {name: bounds for name, bounds in wanted.items() if name not in ("mlx-cpu", "scipy-openblas32")}
+
+
+def test_the_citation_says_what_pyproject_says():
+    cited = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"repository-code: {REPOSITORY}\n" in cited and "license: Apache-2.0\n" in cited
+    assert "version:" not in cited.removeprefix("cff-version:"), "nobody would keep it in step"
+
+
+@pytest.mark.parametrize("form", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda form: form.stem)
+def test_an_issue_form_is_one(form):
+    """GitHub drops a form that it cannot read, without a word."""
+    said = yaml.safe_load(form.read_text("utf-8"))
+    if form.stem != "config":
+        assert {"name", "description", "labels", "body"} == said.keys()
+        fields = [field for field in said["body"] if field["type"] != "markdown"]
+        assert len({field["id"] for field in fields}) == len(fields) and all(f["attributes"]["label"] for f in fields)
 
 
 def test_the_lowest_versions_are_those_of_pyproject():
