@@ -15,7 +15,7 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile
 # What is said on the command line travels through the environment, word for word, so that a prompt may hold
 # apostrophes, quotes and dollar signs. A SIZE or an OUT that only happens to be in the environment is not meant.
 # A word that is misspelled, or a prompt without quotes, is refused before anything is drawn.
-SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB ALL CH RUNS ARGS
+SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB ALL CH FOR RUNS ARGS
 UNKNOWN := $(filter-out $(SAID) MLX PYTHON SECONDS VENV -%,$(foreach v,$(.VARIABLES),$(if $(findstring command,$(origin $(v))),$(v))))
 $(if $(UNKNOWN),$(error There is no $(UNKNOWN). There are $(SAID)))
 $(if $(and $(filter generate,$(MAKECMDGOALS)),$(filter-out generate,$(MAKECMDGOALS))),$(error Put what is to be drawn in quotes: make generate PROMPT="a red house"))
@@ -103,7 +103,10 @@ check-mine: has-chapter $(VENV)/.test$(BACKEND) ## put what you wrote in a workb
 	$(BIN)/python -m tools.workbook check $$CH
 
 has-chapter:
-	@test -n "$$CH" || { echo 'Say which chapter: make check-mine CH=05'; exit 2; }
+	@test -n "$$CH" || { echo 'Say which chapter: make $(firstword $(MAKECMDGOALS)) CH=05'; exit 2; }
+
+assignment: has-chapter $(VENV)/.book$(BACKEND) ## write a chapter's workbook with points (CH=05; FOR=nbgrader or otter)
+	$(BIN)/python -m tools.assignment "$$CH" $$FOR
 
 promote: $(VENV)/.book$(BACKEND) ## write the package from the notebooks
 	$(BIN)/python -m tools.promote
@@ -139,11 +142,11 @@ serve: $(VENV)/.book$(BACKEND) ## show the site on this machine, and build it ag
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve $$ARGS
 
 clean: ## remove what can be made again, except .venv
-	rm -rf book notebooks/live dist slides kleinlite-cards.txt .pytest_cache .ruff_cache
+	rm -rf book notebooks/live dist slides assignments kleinlite-cards.txt .pytest_cache .ruff_cache
 
 .PHONY: help generate has-prompt has-chapter setup lab test check test-all quick-tests all-tests mutants lint test-notebooks format \
   promote run-notebooks clean-notebooks parity bench-peers bench-full book serve clean fuzz workbook check-mine \
-  test-lowest nano slides cards
+  test-lowest nano slides cards assignment
 
 # The environment. One stamp for what generating takes, one for the book, one for the tests; a newer pyproject.toml
 # installs again.
