@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Iterable
 
 import mlx.core as mx
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from kleinlite.autoencoder import Autoencoder, patchify
+from kleinlite.nano import data
 from kleinlite.text_encoder import PAD, TEMPLATE, tokenize
 
 from .world import Scene, World
@@ -20,19 +20,14 @@ from .world import Scene, World
 
 def draw_scenes(world: World, scenes: Iterable[Scene]) -> mx.array:
     """Drawn scenes as pixels in [-1, 1], (b, size, size, 3)."""
-    return mx.stack([mx.array(np.asarray(world.draw(scene))) for scene in scenes]).astype(mx.float32) / 127.5 - 1
+    return data.draw_scenes(scenes, world.size, lambda scene, _: world.draw(scene))
 
 
 def encode_scenes(
     world: World, autoencoder: Autoencoder, scenes: list[Scene], progress: Callable[[Iterable], Iterable] = iter
 ) -> mx.array:
     """Latents of drawn scenes, (count, n, 128), float16."""
-    rows = []
-    for i in progress(range(0, len(scenes), 32)):
-        latents = autoencoder.encode(draw_scenes(world, scenes[i : i + 32]))
-        rows.append(latents.reshape(latents.shape[0], -1, latents.shape[-1]).astype(mx.float16))
-        mx.eval(rows[-1])
-    return mx.concatenate(rows)
+    return data.encode_scenes(autoencoder, scenes, world.size, progress, lambda scene, _: world.draw(scene))
 
 
 def psnr(a: mx.array, b: mx.array) -> float:
