@@ -160,7 +160,7 @@ export function ropeTable(ids, axes, theta) {
 const FULL = new RangeError("The memory is full"), PAGE = 16384; // numbers in a page of WebAssembly's memory
 const up4 = (n) => (n + 3) & ~3; // the kernel takes four numbers at a time
 
-class Arrays {
+export class Arrays {
   /** kernel: the bytes of gemm.wasm. Without them, or where they cannot run, plain JavaScript computes. */
   constructor(kernel) {
     this.top = PAGE;

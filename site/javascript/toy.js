@@ -1,5 +1,6 @@
 // A cloud of points, drawn by the visitor, and a network that learns to lead noise there, while one watches.
 import { calm, make, slider, toggles } from "./page.js";
+import { showPictures } from "./pictures.js";
 import { Field, lines, normals, Training, uniforms, walk } from "./plane.js";
 
 const SIDE = 460, // pixels of the paper
@@ -351,4 +352,15 @@ export function showToy(place) {
 }
 
 const page = document.querySelector("#live-toy");
-if (page) showToy(page);
+if (page) {
+  let leave;
+  const show = (tab) => {
+    leave?.();
+    const place = make("div", {});
+    page.replaceChildren(tabs, place);
+    leave = { points: showToy, pictures: showPictures }[tab](place);
+  };
+  const first = location.hash === "#pictures" ? "pictures" : "points",
+    tabs = toggles("what learns", [["points in the plane", "points"], ["pictures", "pictures"]], first, show);
+  show(first);
+}

@@ -182,8 +182,13 @@ def test_a_swipe_on_a_phone_scrolls_and_paints_nothing(chromium, home):
     page.goto(f"{home}/train.html")
     page.wait_for_selector(".paper")
     assert page.eval_on_selector(".paper", "e => getComputedStyle(e).touchAction") == "pan-y"
-    page.tap(".paper")
-    assert page.evaluate(SAYS).startswith("Nothing learned yet")
+    box = page.locator(".paper").bounding_box()
+    fingers = page.context.new_cdp_session(page)
+    for kind, up in [("touchStart", 0), *(("touchMove", 10 * k) for k in range(1, 21)), ("touchEnd", None)]:
+        points = [] if up is None else [{"x": 195, "y": int(box["y"]) + 250 - up}]
+        fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    page.wait_for_function("scrollY > 100")
+    assert page.evaluate(SAYS).startswith("Nothing learned yet"), "a stroke would begin the training"
     page.tap("text=pointer draws")
     assert page.eval_on_selector(".paper", "e => getComputedStyle(e).touchAction") == "none"
     page.context.close()
