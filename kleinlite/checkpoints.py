@@ -8,7 +8,7 @@ Letters: a tensor's name is a path of modules; "ours" are the authors' names, th
 Sources: the safetensors format (https://github.com/huggingface/safetensors). The authors' names:
 https://github.com/black-forest-labs/flux2. The folders': diffusers' `convert_flux2_to_diffusers.py`.
 
-Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal 3bcfc954)
+Promoted from notebooks/08_checkpoints.ipynb: edit there, then run `make promote`. (seal dd32e13b)
 """
 
 import json
@@ -123,7 +123,7 @@ def match(
     rules: Sequence[Rule],
     convert: Callable[[list[Any], Conversion | None], Any] = to_mlx,
 ) -> dict[str, Any]:
-    """Every parameter of `module` with its tensor from `arrays`, by our names; `convert` may know quantized ones too.
+    """Every parameter of `module` with its tensor from `arrays`, by our names.
 
     Raises UserError, with the names, if a tensor is missing, left over, used twice or of another shape.
     """
