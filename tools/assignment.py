@@ -40,10 +40,10 @@ def mark_bodies(source: str, names: list[str], begin: str, end: str) -> tuple[st
 
 
 def cut_behind_the_last_hole(notebook: dict, name: str) -> list[dict]:
-    """The cells of a chapter's workbook up to the last one with a hole; what only Colab needs is left out."""
+    """The cells of a chapter's workbook up to the last one with a hole; what fetches the book is left out."""
     cells = workbook.make_workbook(notebook, name)["cells"]
     last = max(i for i, cell in enumerate(cells) if cell["id"].startswith("check-"))
-    return [cell for cell in cells[:last] if cell["id"] not in ("on-colab", "check")]
+    return [cell for cell in cells[:last] if cell["id"] not in ("first-cell", "check")]
 
 
 def make_assignment(notebook: dict, name: str, program: str) -> dict:

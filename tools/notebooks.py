@@ -89,8 +89,9 @@ def without_docstrings(source: str) -> str:
 
 
 def cells_code(notebook: dict) -> str:
-    """The code of a notebook, cell after cell."""
-    return "\n".join(code_lines(text_of(c["source"])) for c in notebook["cells"] if c["cell_type"] == "code")
+    """The code of a notebook, cell after cell, without what only fetches the book (tools/first_cell.py)."""
+    cells = [c for c in notebook["cells"] if c["cell_type"] == "code" and c.get("id") != "first-cell"]
+    return "\n".join(code_lines(text_of(cell["source"])) for cell in cells)
 
 
 def imported_names(source: str) -> set[str]:

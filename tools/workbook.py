@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tools import promote
+from tools.first_cell import FIRST_CELL
 from tools.holes import HOLES
 from tools.notebooks import to_json
 
@@ -45,21 +46,6 @@ from kleinlite.klein import Klein as Finished
 with installed("{module}", globals()):
     picture = Finished.from_pretrained()("a red house under a yellow sun", seed=7, progress=False)
 picture"""
-
-
-ON_COLAB = f"""\
-import os
-import subprocess
-import sys
-
-if "google.colab" in sys.modules:  # elsewhere the package is there already
-    folder = "/content/kleinlite"
-    if not os.path.isdir(folder):
-        subprocess.run(["git", "clone", "-q", "--depth", "1", "{REPOSITORY}", folder], check=True)
-    wanted = ["-e", folder, "ipywidgets>=8.1", "anywidget>=0.9"]
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *wanted], check=True)
-    sys.path.insert(0, folder)
-    os.chdir(f"{{folder}}/notebooks")"""
 
 
 def module_of(notebook: dict) -> str:
@@ -163,7 +149,9 @@ def make_workbook(notebook: dict, name: str) -> dict:
             made.append({**cell, "source": lines_of(fold_hints(source) if i in hints else source)})
             if i == 0:
                 made.append(new_cell("markdown", "how-to", introduce(name, sum(here.values(), []))))
-                made.append(new_cell("code", "on-colab", ON_COLAB))
+                made.append(new_cell("code", "first-cell", FIRST_CELL))
+            continue
+        if cell["id"] == "first-cell":  # it stands above already
             continue
         if "promote.diff(" in source:  # a workbook is tried, not promoted
             if module in DRAWN:

@@ -493,26 +493,6 @@ def test_every_module_has_tests_of_its_own():
         assert files or f"def test_{module}" in blocks, module
 
 
-def test_the_first_cell_does_nothing_but_on_colab(monkeypatch):
-    """There it fetches the book and installs the package, before anything imports it."""
-    made = workbook.make_workbook(NOTEBOOKS[4], "04_sampling")
-    first = next("".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "code")
-    ran = []
-    monkeypatch.setattr("subprocess.run", lambda command, check: ran.append(command))
-    monkeypatch.setattr("os.chdir", ran.append)
-    monkeypatch.setattr("sys.path", [*sys.path])
-    exec(first, {})
-    assert ran == []
-    monkeypatch.setitem(sys.modules, "google.colab", sys)
-    exec(first, {})
-    assert ran[0][:3] == ["git", "clone", "-q"] and ran[1][1:4] == ["-m", "pip", "install"]
-    assert ran[2] == "/content/kleinlite/notebooks" and sys.path[0] == "/content/kleinlite"
-    ran.clear()
-    monkeypatch.setattr("os.path.isdir", lambda path: path == "/content/kleinlite")
-    exec(first, {})  # Restart and run all
-    assert [command[1:4] for command in ran[:1]] == [["-m", "pip", "install"]]
-
-
 def test_hints():
     prose = "## Title\n\nPlain words.\n\nSo `x = y`.\n\n$$a = b$$\n\nMore words."
     assert workbook.fold_hints(prose) == (
