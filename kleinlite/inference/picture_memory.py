@@ -11,8 +11,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..autoencoder import Autoencoder, AutoencoderConfig
+from ..cpu import FAST
 from ..memory import ACTIVATIONS, count_parameters
 from ..models.families import TransformerNumbers
+from ..models.files import SMALL_PART_BYTES
 from ..text_encoder import TextEncoder, TextEncoderConfig
 from ..transformer import Transformer, TransformerConfig
 
@@ -46,6 +48,7 @@ def compute_dtype() -> mx.Dtype:
 
 # Fitted to `python -m benchmarks.picture` on a CPU, which measures every stage beside what is predicted here:
 BESIDE_STRIPS = 5 * 2**24  # what the decoder's convolutions hold besides, strip by strip
+BESIDE_SCORES = 43  # numbers per token and channel, where attention's scores are written out, one per head and pair
 
 
 def plan_memory(
@@ -80,15 +83,18 @@ def plan_memory(
         tokens = max(drawn_tokens, reference_tokens)  # a step looks references up; before, one pass reads them alone
         cache_numbers = 2 * reference_tokens * (cfg.double_blocks + cfg.single_blocks)  # a key and a value
     encode_numbers = max(ACTIVATIONS * text_tokens, 2 * text_cfg.d_mlp)  # at least a copy of the largest matrices
-    step_numbers = max(ACTIVATIONS * tokens, 9 * cfg.d) + cache_numbers
+    step_numbers = max(ACTIVATIONS * tokens, 9 * cfg.d)
+    transformer = int(count_parameters(networks[0], cfg) * transformer_bits / 8)
+    if cpu and isinstance(cfg, TransformerConfig) and not (FAST and transformer >= SMALL_PART_BYTES):
+        step_numbers = max(step_numbers, BESIDE_SCORES * tokens + cfg.heads * tokens**2 // (b * cfg.d))
     finest, coarser = (vae_cfg.decoder_channels or vae_cfg.channels)[:2]
     decode_bytes = 4 * b * width * height * (coarser + 2 * finest)  # what goes into a block, and two that it makes
     reference_bytes = 4 * 256 * min(reference_tokens, 4096) * 3 * vae_cfg.channels[0]  # of klein, 1024²
     return MemoryPlan(
         text_encoder=int(count_parameters(TextEncoder, text_cfg) * text_bits / 8),
-        transformer=int(count_parameters(networks[0], cfg) * transformer_bits / 8),
+        transformer=transformer,
         autoencoder=4 * count_parameters(networks[1], vae_cfg),
         encode=number_bytes * text_cfg.d * encode_numbers,
-        step=number_bytes * cfg.d * step_numbers,
+        step=number_bytes * cfg.d * (step_numbers + cache_numbers),
         decode=max(decode_bytes, reference_bytes) + BESIDE_STRIPS,
     )
