@@ -293,6 +293,7 @@ brushing.onclick = () => {
   if (!now) return;
   paint(canvas, shown.picture);
   say("Paint over what may change, and say below what is to be there. All other pixels stay as they are.");
+  status.scrollIntoView({ block: "nearest" }); // on a phone it may stand above the screen
 };
 wipe.onclick = () => brush.set(null);
 

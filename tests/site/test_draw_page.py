@@ -644,6 +644,10 @@ def test_on_a_phone_the_picture_comes_first(chromium, home):
     assert box["y"] > 0 and box["y"] + box["height"] < 844 and page.evaluate("scrollY") == 0
     for later in ("[name=seed]", "[name=model]", "text=a yellow star on a blue background", "[name=change]"):
         assert page.locator(later).bounding_box()["y"] > box["y"] + box["height"]
+    page.locator("[name=change]").scroll_into_view_if_needed()
+    page.evaluate("scrollTo(0, scrollY + 200)")
+    page.tap("text=Paint a mask")
+    assert page.locator("text=Paint over what may change").bounding_box()["y"] > 40, "below the menu, and on the screen"
     page.context.close()
 
 
