@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tools.chromium import serving
 
@@ -22,13 +23,21 @@ def site(tmp_path_factory) -> Path:
     mdbook = shutil.which("mdbook", path=path)
     if not mdbook:
         pytest.skip("mdbook is not installed: pip install -e '.[book]' brings it")
-    target = tmp_path_factory.mktemp("site")
+    workers = "PYTEST_XDIST_WORKER" in os.environ  # they share the folder above their own, and one of them builds
+    folder = tmp_path_factory.getbasetemp().parent if workers else tmp_path_factory.getbasetemp()
+    with FileLock(folder / "site.lock"):
+        if not (folder / "site").exists():
+            build(mdbook, path, folder / "site.new")
+            (folder / "site.new").rename(folder / "site")
+    return folder / "site"
+
+
+def build(mdbook: str, path: str, target: Path) -> None:
     command = [mdbook, "build", "--dest-dir", str(target), str(ROOT)]
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert not re.search(r"\b(WARN|ERROR)\b", result.stderr), result.stderr
-    return target
 
 
 @pytest.fixture(scope="session")
