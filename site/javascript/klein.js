@@ -59,7 +59,7 @@ export class Tokenizer {
     );
   }
 
-  /** Joins the pair of neighbours that was learned first, until no pair is known. */
+  /** Joins the pair of neighbors that was learned first, until no pair is known. */
   merge(text) {
     const parts = [...new TextEncoder().encode(text)].map((byte) => this.letters[byte]);
     for (;;) {
@@ -388,7 +388,7 @@ export class Arrays {
     return y;
   }
 
-  /** 3 × 3 convolution of a framed picture. Three neighbours lie side by side, 3·in numbers in a row, so that a row of
+  /** 3 × 3 convolution of a framed picture. Three neighbors lie side by side, 3·in numbers in a row, so that a row of
    *  the output is three products, one for each row of the kernel. stride 2: zeros on the right and bottom only. */
   conv(x, H, W, name, stride = 1) {
     const { at, out, inn } = this.W.get(`${name}.weight`), bias = this.W.get(`${name}.bias`).at, row = (W + 2) * inn;
