@@ -21,6 +21,7 @@ from ..errors import FileError, HubError, MissingFileError, UserError, printable
 from ..files import check_disk_space, spell
 from .files import ModelFolder, check_file, open_weight_file, open_weights
 from .folders import INDEXES, find_index
+from .other_programs import MFLUX_FILE, MFLUX_RECORD, find_mlx_folder
 from .registry import BUNDLED, DECODERS, FOLDERS, MODELS, find_released
 
 __all__ = ["Access", "download", "fetch_model", "fetch_parts", "find_cached", "plan_download", "required_repositories"]
@@ -53,7 +54,7 @@ class Repository(NamedTuple):
         """In the root of a model's folder the same weights lie once more as a single file, and pictures."""
         folder, _, name = file.rpartition("/")
         if self.files or not folder:
-            return file in (self.files or INDEXES)
+            return file in (self.files or (*INDEXES, MFLUX_RECORD))
         if name.endswith(".safetensors"):
             return folder in self.parts
         return folder in (*FOLDERS.values(), "tokenizer", "scheduler") and name.endswith((".json", ".txt", ".jinja"))
@@ -61,9 +62,10 @@ class Repository(NamedTuple):
     def find_trouble(self, folder: Path) -> str | None:
         """What a folder with its files lacks, or what in it is damaged, by the headers of the weights."""
         tokenizer = ModelFolder(folder, {}).part("tokenizer") / "tokenizer.json"
-        configs = [folder / part / "config.json" for part in FOLDERS.values()]
         try:
-            for path in [folder / file for file in self.files] or [find_index(folder), tokenizer, *configs]:
+            saved = not self.files and not find_index(folder).exists() and find_mlx_folder(folder)
+            ours = [] if saved else [find_index(folder), *(folder / f"{part}/config.json" for part in FOLDERS.values())]
+            for path in [folder / file for file in self.files] or [*ours, tokenizer]:
                 check_file(path)
             for place in [file for file in self.files if file.endswith(".safetensors")] or self.parts:
                 open_weights(folder / place)
@@ -124,8 +126,9 @@ def find_file(repository: Repository, name: str, access: Access = ANYWHERE) -> P
 
 def find_folder(repository: Repository, access: Access) -> Path | None:
     """The folder of a repository's files on this machine, whole or not."""
-    files = (find_file(repository, name, access) for name in repository.files[:1] or INDEXES)
-    return next((file.parent for file in files if file), None)
+    names = repository.files[:1] or (*INDEXES, MFLUX_FILE)
+    files = ((find_file(repository, name, access), name.count("/")) for name in names)
+    return next((file.parents[depth] for file, depth in files if file), None)
 
 
 def find_whole(repositories: list[Repository], access: Access) -> Path | None:
@@ -219,12 +222,13 @@ def plan_download(repository: Repository, access: Access = ANYWHERE) -> Download
         info = api.model_info(repository.repo, revision=repository.revision, files_metadata=True)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if repository.takes(file.rfilename)}
         card: Any = info.card_data or {}
-    needed = repository.files or (INDEXES[0], *(f"{part}/" for part in FOLDERS.values()))
+    index = MFLUX_FILE if MFLUX_FILE in sizes else INDEXES[0]
+    needed = repository.files or (index, *(f"{part}/" for part in FOLDERS.values()))
     lacking = [place for place in needed if not any(place in file for file in sizes)]
     if lacking:
         raise UserError(
             f"{repository.repo} on the hub has no {' and no '.join(lacking)}: it is not a model in the released "
-            "layout (model_index.json, transformer/, text_encoder/, vae/, tokenizer/). What mflux, mlx-gen or "
+            "layout (model_index.json, transformer/, text_encoder/, vae/, tokenizer/), nor one of mflux. What "
             f"flux3-mlx has saved is read from a folder: `hf download {repository.repo} --local-dir FOLDER`."
         )
     this = repository._replace(revision=info.sha)

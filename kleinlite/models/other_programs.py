@@ -20,6 +20,8 @@ from .files import ModelFolder, WeightFiles, list_files, open_weight_file, open_
 from .formats import GROUP, assemble, read_quant_specs
 from .part_format import Shapes
 
+MFLUX_FILE = "transformer/model.safetensors.index.json"  # which no released folder has
+MFLUX_RECORD = "mflux_model.json"  # in folders of newer versions
 MFLUX = {"_class_name": "Flux2KleinPipeline"}  # what its model_index.json would say
 FLUX3_MLX = {"_class_name": "Flux3KleinPipeline"}
 RENAMED = {  # mflux's names → as the released folders have them; flux3-mlx has the authors'
@@ -98,7 +100,7 @@ def name_of_variant(folder: ModelFolder) -> str | None:
     if not isinstance(folder, MlxFolder) or folder.index != MFLUX:
         return None
     path = folder.path.absolute()
-    file = path / "mflux_model.json"  # in folders of newer versions
+    file = path / MFLUX_RECORD
     record = read_json(file) if file.exists() else {}
     in_cache = path.parents[1] if path.parent.name == "snapshots" else path
     name = str(record.get("base_model") or record.get("model_name") or in_cache.name)

@@ -10,6 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from golden_tools import LOOSE, TIGHT, check, nchw, nhwc
+from stand_in_hub import Repository
 
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import open_checkpoint
@@ -44,6 +45,21 @@ def open_model(folder: Path):
 
 
 # ---------------------------------------------------------------- mflux
+
+
+@small
+@pytest.mark.parametrize("name", ["AbstractFramework/flux.2-klein-4b-4bit", "mlx-community/FLUX.2-klein-9B"])
+def test_it_opens_by_its_name_on_the_hub(hub, name):
+    """Under the names that others have given it there; a second time from the cache, without a byte."""
+    files = {path.relative_to(MFLUX).as_posix(): path.read_bytes() for path in MFLUX.rglob("*") if path.is_file()}
+    hub.repositories[name] = Repository(files | {"README.md": b"not for us"})
+    pictures = []
+    for place in (name, name, MFLUX):
+        klein = Klein.from_pretrained(place, dtype=mx.float32)
+        pictures.append(klein(META["prompt"], width=32, height=16, seed=3, progress=False).tobytes())
+        hub.down = True
+    assert pictures[0] == pictures[1] == pictures[2]
+    assert "README.md" not in "".join(request.path for request in hub.requests)
 
 
 @small
