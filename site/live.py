@@ -168,7 +168,7 @@ def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
     says["ADAPTER"] = say_adapter(nano)
     says["STORED"] = STORED
     says["SCORES"] = json.loads((SCRIPTS / "scores.json").read_text("utf-8"))  # python -m recipe.attention_score
-    served = (".js", ".wasm", ".css", ".bin")
+    served = (".js", ".wasm", ".css", ".bin", ".json", ".jpg")
     scripts = {
         f.relative_to(SCRIPTS).as_posix(): f.read_bytes() for f in sorted(SCRIPTS.rglob("*")) if f.suffix in served
     }
