@@ -21,7 +21,8 @@ import sys
 if not os.path.isfile("../kleinlite/errors.py"):
     folder = os.path.abspath("kleinlite")
     if not os.path.isdir(folder):
-        subprocess.run(["git", "clone", "-q", "--depth", "1", "{REPOSITORY}", folder], check=True)
+        clone = ["git", "clone", "-q", "--depth", "1", "{REPOSITORY}", folder]
+        subprocess.run(clone, check=True)
     wanted = ["-e", folder, "matplotlib>=3.8", "ipywidgets>=8.1", "anywidget>=0.9"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *wanted], check=True)
     sys.path.insert(0, folder)
