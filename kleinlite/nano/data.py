@@ -1,7 +1,4 @@
-"""Drawn scenes as what nano sees of them: pixels and latents.
-
-b batch · n image tokens
-"""
+"""Drawn scenes as what nano sees of them: pixels and latents. b batch · n image tokens"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
