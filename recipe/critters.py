@@ -343,10 +343,12 @@ class Critters(World):
         text_encoder=TextEncoderConfig(
             800, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, head_dim=32, out_layers=(1, 2, 3), max_length=48
         ),
-        begins_with="nano-base", pictures=16_000, edits=2_000, families=600,
-        steps={"autoencoder": 700, "text_encoder": 400, "transformer": 2400, "distill": 800},
+        begins_with="nano-base", pictures=12_000, edits=2_000, families=600,
+        steps={"autoencoder": 700, "text_encoder": 400, "transformer": 1800, "distill": 400},
     )  # fmt: skip
-    turns = ("pictures", "edits", "pictures", "edit_pairs", "pictures", "no_op_edits", "pictures", "edits", "pictures")
+    turns = (
+        "pictures", "edits", "pictures", "pictures", "edit_pairs", "pictures", "pictures", "no_op_edits", "pictures",
+    )  # fmt: skip
 
     def sample(self, seed: int) -> Being:
         return sample(seed)
