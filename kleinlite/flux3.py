@@ -9,7 +9,7 @@ tokens, d width, s where a step ends.
 Sources: names and constants: diffusers' transformer_flux3.py, mflux 0.24 and flux3-mlx 0.1, not the released files,
 which are gated and which we have not seen. Flow maps: Boffi et al. 2024, arXiv 2406.07507.
 
-Promoted from notebooks/16_flux3.ipynb: edit there, then run `make promote`. (seal 6d3f277f)
+Promoted from notebooks/flux3.ipynb: edit there, then run `make promote`. (seal e680bee6)
 """
 
 import math

@@ -8,7 +8,7 @@ Letters: b pictures, n picture tokens, m text tokens, t noise level, r optimalit
 Sources: DiffusionNFT: Zheng et al. 2025, arXiv 2509.16117. Advantages over a group: Shao et al. 2024 (GRPO), arXiv
 2402.03300. Policy gradients through the steps: Liu et al. 2025 (Flow-GRPO), arXiv 2505.05470.
 
-Promoted from notebooks/18_judge.ipynb: edit there, then run `make promote`. (seal c538cda2)
+Promoted from notebooks/15_judge.ipynb: edit there, then run `make promote`. (seal f177aa8f)
 """
 
 import mlx.core as mx

@@ -8,7 +8,7 @@ Letters: b pictures, s tokens = m text + n picture tokens, d width, N machines.
 Sources: matrices cut in pairs: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053. Keys and values sent round: Liu
 et al. 2023 (ring attention), arXiv 2310.01889.
 
-Promoted from notebooks/17_several_machines.ipynb: edit there, then run `make promote`. (seal adeedfb0)
+Promoted from notebooks/18_several_machines.ipynb: edit there, then run `make promote`. (seal 8c675123)
 """
 
 import math

@@ -10,7 +10,7 @@ Sources: rectified flow: Liu et al. 2022, arXiv 2209.03003; flow matching: Lipma
 shifted times: Esser et al. 2024, arXiv 2403.03206; densities of times as weights: Kingma and Gao 2023, arXiv
 2303.00848; Muon: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Adam: Kingma and Ba 2014, arXiv 1412.6980.
 
-Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 95e858af)
+Promoted from notebooks/11_training.ipynb: edit there, then run `make promote`. (seal 2565dfc7)
 """
 
 import math
@@ -146,7 +146,7 @@ def flow_optimizer(steps: int, rate: float = 1.0) -> optim.Optimizer:
     adam = make_optimizer(learning_rate(rate * 2e-3, steps, warmup))
 
     def in_a_block(name: str, w: mx.array) -> bool:
-        # Z-Image (chapter 15) calls its blocks layers and refiners, and has steering inside
+        # Z-Image (chapter 17) calls its blocks layers and refiners, and has steering inside
         return w.ndim == 2 and bool(re.search("(blocks|layers|refiner)(?!.*adaLN)", name))
 
     return optim.MultiOptimizer([muon, adam], [in_a_block])

@@ -10,7 +10,7 @@ Sources: Z-Image, 2025, arXiv 2511.22699; its blocks: Lumina-Image 2.0, 2025, ar
 et al. 2025, arXiv 2511.22677; constants: the released files of Tongyi-MAI/Z-Image-Turbo and diffusers'
 ZImageTransformer2DModel; names: Comfy-Org/z_image_turbo. Where notes on this model are unclear: corrections.
 
-Promoted from notebooks/15_z_image.ipynb: edit there, then run `make promote`. (seal 5eb51f06)
+Promoted from notebooks/17_z_image.ipynb: edit there, then run `make promote`. (seal 54d4fd10)
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""z-nano: a small Z-Image that draws, for chapter 15. klein-nano shows it where its eight steps should lead.
+"""z-nano: a small Z-Image that draws, for chapter 17. klein-nano shows it where its eight steps should lead.
 
     python -m recipe.z_nano RUNS
 
@@ -120,7 +120,7 @@ def levels_on_path(levels: Sequence[float]) -> mx.array:
 
 
 def make_velocity(encoder: TextEncoder) -> Callable[..., mx.array]:
-    """velocity(net, x (b, n, 128), ids, mask, t (b,)) → (b, n, 128), towards the noise: chapter 15's field for a batch
+    """velocity(net, x (b, n, 128), ids, mask, t (b,)) → (b, n, 128), towards the noise: chapter 17's field for a batch
     in which all captions have `TOKENS` rows."""
     rope = ZImageTransformer(CONFIG).rope(GRID, TOKENS)
     caption_rope = rope_table(caption_ids(TOKENS), CONFIG.axes, CONFIG.theta)

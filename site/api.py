@@ -15,7 +15,7 @@ import griffe
 __all__ = ["render_reference"]
 
 WIDTH = 76  # of a signature in one line
-PROMOTED = re.compile(r"^Promoted from notebooks/(\d\d)(\w+)\.ipynb:.*", re.M | re.S)
+PROMOTED = re.compile(r"^Promoted from notebooks/(\w+)\.ipynb:.*", re.M | re.S)
 IMPORT_KLEIN = "```python\nfrom kleinlite import Klein, picture_info, save_picture\n```"
 Signed = griffe.Function | griffe.Class  # what has parameters
 
@@ -23,10 +23,15 @@ Signed = griffe.Function | griffe.Class  # what has parameters
 class Module(NamedTuple):
     name: str  # "transformer", "models.configs"
     about: str  # its docstring, without the line that promotion adds
-    chapter: str  # "05_transformer", or "" if written by hand
+    chapter: str  # "05_transformer", "flux3", or "" if written by hand
     public: dict[str, griffe.Object]
     is_program: bool  # to be run, not imported
     file: str = ""  # "models/configs.py"; a folder's is its __init__.py
+
+    @property
+    def number(self) -> str:
+        """Of its chapter; "page" if a page beside the chapters builds it."""
+        return str(int(self.chapter[:2])) if self.chapter[:2].isdecimal() else "page"
 
     @property
     def slug(self) -> str:
@@ -67,7 +72,7 @@ def read_module(module: griffe.Module) -> Module:
     return Module(
         module.path.partition(".")[2],
         PROMOTED.sub("", about).strip(),
-        "".join(promoted.groups()) if promoted else "",
+        promoted[1] if promoted else "",
         {name: defined[name] for name in names},
         "main" in defined and module.exports is None,
         module.path.partition(".")[2].replace(".", "/") + ("/__init__.py" if module.is_init_module else ".py"),
@@ -229,7 +234,8 @@ def format_section(module: Module, anchors: dict[str, str]) -> str:
     """One module: its chapter, its file, what it says about itself, and its names."""
     title, _, rest = module.about.partition("\n")
     file = f"kleinlite/{module.file}"
-    chapter = f"Built in [chapter {int(module.chapter[:2])}]({module.chapter}.ipynb), " if module.chapter else ""
+    home = "a page beside the chapters" if module.number == "page" else f"chapter {module.number}"
+    chapter = f"Built in [{home}]({module.chapter}.ipynb), " if module.chapter else ""
     home = f"{chapter}{'in' if chapter else 'In'} [`{file}`](../{file})."
     about = to_markdown(f"{'' if chapter else title}\n{rest}", anchors) if rest.strip() or not chapter else ""
     parts = [f"## {module.name} {{#{module.slug}}}", home, about]
@@ -241,7 +247,7 @@ def format_contents(modules: list[Module]) -> str:
     """A table of all modules and names."""
     rows = ["| module | chapter | names |", "|---|:-:|---|"]
     for module in modules:
-        chapter = f"[{int(module.chapter[:2])}]({module.chapter}.ipynb)" if module.chapter else ""
+        chapter = f"[{module.number}]({module.chapter}.ipynb)" if module.chapter else ""
         links = ", ".join(f"[{name}](#{module.anchor(name)})" for name in module.public)
         command = f"`python -m kleinlite.{module.name}`" if module.name != "cli" else "`kleinlite`"
         rows.append(f"| [{module.name}](#{module.slug}) | {chapter} | {command if module.is_program else links} |")

@@ -449,8 +449,10 @@ def show_mistakes(text: str, path: str, notebooks: dict[str, dict], site: Site) 
 def chapter_number(path: str) -> list[int] | None:
     """05_transformer is chapter 5. mdBook nests by numbers, so pages below others need one, which nobody sees."""
     chapter = re.match(r"(?:solutions/)?(\d+)_", path)
-    if path.startswith("solutions"):
-        return [99, int(chapter[1])] if chapter else [99]
+    if path == "solutions.md":
+        return [99]
+    if path.startswith("solutions/"):
+        return [99, int(chapter[1]) if chapter else 98]
     return [int(chapter[1])] if chapter and int(chapter[1]) else None
 
 

@@ -1,4 +1,4 @@
-"""FLUX 3 Image Klein (chapter 16) against diffusers, block by block and whole.
+"""FLUX 3 Image Klein against diffusers, block by block and whole.
 
 The models in `pipelines/flux3` (distilled) and `pipelines/flux3/base` are always there; more runs are checked too where
 they are: `KLEINLITE_GOLDEN=folder`, by default `../shared/golden` beside the repository.

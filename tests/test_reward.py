@@ -1,4 +1,4 @@
-"""Chapter 18: what a reward makes of a group of pictures, and where the loss leads."""
+"""Chapter 15: what a reward makes of a group of pictures, and where the loss leads."""
 
 import mlx.core as mx
 import pytest

@@ -1,4 +1,4 @@
-"""Z-Image (chapter 15) against diffusers, block by block and whole, and everything that is told from its files.
+"""Z-Image (chapter 17) against diffusers, block by block and whole, and everything that is told from its files.
 
 The model is in `pipelines/z_image`, see tools/goldens/make_z_image_golden.py.
 """

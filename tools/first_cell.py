@@ -38,7 +38,7 @@ def insert(notebook: dict) -> dict:
 
 
 def main() -> None:
-    for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+    for path in [*sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")), ROOT / "notebooks" / "flux3.ipynb"]:
         changed = write_notebook(path, insert(json.loads(path.read_text("utf-8"))))
         print(f"{path.name}: {'changed' if changed else 'unchanged'}")
 

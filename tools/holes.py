@@ -26,7 +26,6 @@ from kleinlite.autoencoder import (
 )
 from kleinlite.book.ladder import Block, PlainKlein
 from kleinlite.checkpoints import Rule, swap_halves
-from kleinlite.flux3 import Flux3Config, Flux3Transformer, ParallelBlock, mode_ids
 from kleinlite.klein import Klein
 from kleinlite.kv_cache import KVCache
 from kleinlite.lora import LoRA, attach
@@ -53,7 +52,6 @@ KLEIN = TransformerConfig.tiny()
 QWEN = TextEncoderConfig.tiny()
 AUTOENCODER = AutoencoderConfig.tiny()
 Z_IMAGE = ZImageConfig(layers=1, refiners=1, heads=2, axes=(4, 6, 6), d_text=24)
-FLUX3 = Flux3Config(mode_blocks=1, single_blocks=1, heads=2, axes=(4, 4, 4, 4), d_text=24)
 NVFP4 = QUANT_SPECS["nvfp4"]
 
 
@@ -327,18 +325,6 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
         ),
         "static_schedule": lambda: (8,),
     },
-    "flux3": {
-        "ParallelBlock.__call__": lambda: (filled(ParallelBlock(FLUX3)), normal(2, 6, 32), mods(1)[0], rope()),
-        "mode_ids": lambda: (3, (2, 3), [(2, 2), (1, 2)]),
-        "Flux3Transformer.waves": lambda: (filled(Flux3Transformer(FLUX3)), 0.3, mx.bfloat16),
-        "Flux3Transformer.__call__": lambda: (
-            filled(Flux3Transformer(FLUX3)), normal(2, 6, 128), normal(2, 5, 24), latents(1), 0.7, 0.4,
-            mode_ids(5, (2, 3), [(2, 2)]),
-        ),
-        "padding_row": lambda: (filled(Layer(QWEN)), normal(1, 1, 24), normal(1, 6, 24, seed=1)),
-        "flux3_velocity_field": lambda: (filled(Flux3Transformer(FLUX3)), [normal(1, 5, 24), normal(1, 7, 24)], (2, 2)),
-        "canvas_size": lambda: [(50, 39), (5000, 3001), (10, 4000)],
-    },
     "reward": {
         "optimality": lambda: [(mx.array([[1.0, 1, 1, 0], row]),) for row in ([0, 1, 0, 0], [1, 1, 1, 1])],
         "mirrored": lambda: (latents(), latents(1)),
@@ -359,7 +345,7 @@ HOLES: dict[str, dict[str, Callable[[], Any]]] = {
 }  # fmt: skip
 
 ROUNDED_ONCE = ("apply_rope", "euler")  # in float32 until the end; elsewhere bfloat16 may be added in another order
-FIELDS = ("velocity_field", "guided_field", "masked_field", "cached_velocity_field", "flux3_velocity_field")
+FIELDS = ("velocity_field", "guided_field", "masked_field", "cached_velocity_field")
 # Where the answer cannot be compared as it is: what to look at in its place, given the arguments too.
 LOOKS: dict[str, Callable[[Any, Any], Any]] = {
     "euler": lambda steps, _: [*steps],

@@ -1,4 +1,4 @@
-"""z-nano, the small Z-Image of chapter 15, from the file that the book keeps. `recipe/z_nano.py` trained it."""
+"""z-nano, the small Z-Image of chapter 17, from the file that the book keeps. `recipe/z_nano.py` trained it."""
 
 from pathlib import Path
 

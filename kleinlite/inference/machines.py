@@ -1,7 +1,7 @@
 """What machines that were started together tell each other, so that all of them do the same.
 
 A picture that several machines draw together needs the same request on all of them, in the same order: one that refused
-alone would leave the others waiting. Chapter 17 cuts the model; here is what they agree on.
+alone would leave the others waiting. Chapter 18 cuts the model; here is what they agree on.
 """
 
 from collections.abc import Iterator, Sequence

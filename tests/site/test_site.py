@@ -333,6 +333,7 @@ def test_numbers_are_those_of_the_notebooks(make):
         "solutions/01_demo.ipynb": [99, 1],
     }  # fmt: skip
     assert site.chapter_number("00_idea.ipynb") is None and site.chapter_number("solutions.md") == [99]
+    assert site.chapter_number("solutions/flux3.ipynb") == [99, 98], "below the others' solutions"
 
 
 def test_exercises_and_solutions_know_each_other(make):

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 LISTED = re.findall(r"\[(.+)\]\((.+)\)", (NOTEBOOKS / "SUMMARY.md").read_text("utf-8"))
 PAGES = [re.sub(r"\.\w+$", ".html", path) for _, path in LISTED]
-CHAPTERS = [page for page in PAGES if re.match(r"\d\d_", page)]
+CHAPTERS = [page for page in PAGES if re.match(r"\d\d_|flux3", page)]  # what has exercises
 QUICK = ["index.html", "draw.html", "02_position_ids.html"]  # of each kind of page one
 OTHERS = [page for page in PAGES if page not in QUICK]
 

@@ -162,13 +162,6 @@ MISTAKES = {
     "z_image.SandwichBlock.__call__": ("self.attention_norm2(", "("),
     "z_image.ZImageTransformer.__call__": ("[x, caption]", "[caption, x]"),
     "z_image.static_schedule": ("shift_time(1 - i / steps, shift)", "1 - i / steps"),
-    "flux3.ParallelBlock.__call__": ("x + mod.gate * (", "x + ("),
-    "flux3.mode_ids": ("0.5, 0.5", "1, 1"),
-    "flux3.Flux3Transformer.waves": ("mx.array(t", "1000 * mx.array(t"),
-    "flux3.Flux3Transformer.__call__": ("0 * t", "t"),
-    "flux3.padding_row": ("offset=1", "offset=0"),
-    "flux3.flux3_velocity_field": ("own, t, t_next", "own, t, t"),
-    "flux3.canvas_size": ("-(-side // 16) * 16", "side // 16 * 16"),
 }
 
 

@@ -1,4 +1,4 @@
-"""FLUX 3 Image Klein: chapter 16."""
+"""FLUX 3 Image Klein: notebooks/flux3.ipynb."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Z-Image: chapter 15."""
+"""Z-Image: chapter 17."""
 
 from dataclasses import replace
 from functools import partial
