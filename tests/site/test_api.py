@@ -127,7 +127,7 @@ def test_docstrings_become_markdown():
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="the page's numbers are those of a CPU")
 def test_parity_page_does_not_promise_too_much():
     """Runs the comparisons again. More than three times the stated difference, or another list of them, fails."""
-    command = [sys.executable, str(ROOT / "tests" / "write_parity.py"), "--check"]
+    command = [sys.executable, "-m", "tools.write_parity", "--check"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, f"python -m tools.write_parity writes the page again.\n{result.stdout[-2000:]}"
 
