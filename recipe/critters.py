@@ -344,7 +344,7 @@ class Critters(World):
             800, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, head_dim=32, out_layers=(1, 2, 3), max_length=48
         ),
         begins_with="nano-base", pictures=12_000, edits=2_000, families=600,
-        steps={"autoencoder": 700, "text_encoder": 400, "transformer": 1800, "distill": 400},
+        steps={"autoencoder": 700, "text_encoder": 400, "transformer": 4500, "distill": 800},
     )  # fmt: skip
     turns = (
         "pictures", "edits", "pictures", "pictures", "edit_pairs", "pictures", "pictures", "no_op_edits", "pictures",
@@ -361,6 +361,17 @@ class Critters(World):
 
     def held_out(self, scene: Being) -> bool:
         return bool(pairs_apart(scene))
+
+    def allowed_captions(self, scene: Being) -> tuple[str, ...]:
+        """Those that name every part as often as all others together: half of the words would teach half as much."""
+        texts = super().allowed_captions(scene)
+        full = [text for text in all_captions(scene)[:2] if text in texts]
+        others = [text for text in texts if text not in full]
+        return (*full * (len(others) // len(full) if full else 0), *others) or texts
+
+    def reword(self, rng: random.Random, text: str) -> str:
+        """One time in four: a plain word has to be learned before its synonyms."""
+        return super().reword(rng, text) if rng.random() < 0.5 else text
 
     def sample_edit(self, seed: int) -> Edit:
         return sample_edit(seed)
