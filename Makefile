@@ -102,6 +102,10 @@ workbook: $(VENV)/.book$(BACKEND) ## write workbook/: every chapter with holes t
 check-mine: has-chapter $(VENV)/.test$(BACKEND) ## put what you wrote in a workbook under the book's own tests (CH=05)
 	$(BIN)/python -m tools.workbook check $$CH
 
+certificate: $(VENV)/.test$(BACKEND) ## a picture that your workbook's code drew, once its tests pass (CH=05 WHO="Ada"; or CHECK=its file)
+	@test -n "$$CHECK" || test -n "$$CH" -a -n "$$WHO" || { echo 'Say whose: make certificate CH=05 WHO="Ada", or CHECK=certificate-05.png'; exit 2; }
+	if test -n "$$CHECK"; then $(BIN)/python -m tools.certificate check "$$CHECK"; else $(BIN)/python -m tools.certificate "$$CH" "$$WHO"; fi
+
 has-chapter:
 	@test -n "$$CH" || { echo 'Say which chapter: make $(firstword $(MAKECMDGOALS)) CH=05'; exit 2; }
 
@@ -132,6 +136,9 @@ bench-full: $(VENV)/.base$(BACKEND) ## write a random model as large as 4b, run 
 book: $(VENV)/.book$(BACKEND) ## build the site into book/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook build
 
+pdf: $(VENV)/.test$(BACKEND) book ## print the book into kleinlite.pdf (takes a Chromium)
+	$(BIN)/python -m tools.pdf
+
 slides: $(VENV)/.test$(BACKEND) ## write a deck of slides for each chapter into slides/ (or CH="05 14")
 	$(BIN)/python -m tools.slides $$CH
 
@@ -142,11 +149,11 @@ serve: $(VENV)/.book$(BACKEND) ## show the site on this machine, and build it ag
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve $$ARGS
 
 clean: ## remove what can be made again, except .venv
-	rm -rf book notebooks/live dist slides assignments kleinlite-cards.txt .pytest_cache .ruff_cache
+	rm -rf book notebooks/live dist slides assignments kleinlite-cards.txt kleinlite.pdf .pytest_cache .ruff_cache
 
 .PHONY: help generate has-prompt has-chapter setup lab test check test-all quick-tests all-tests mutants lint test-notebooks format \
   promote run-notebooks clean-notebooks parity bench-peers bench-full book serve clean fuzz workbook check-mine \
-  test-lowest nano slides cards assignment
+  test-lowest nano slides cards assignment certificate pdf
 
 # The environment. One stamp for what generating takes, one for the book, one for the tests; a newer pyproject.toml
 # installs again.

@@ -17,7 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tools import promote
@@ -282,33 +283,57 @@ def make_copy(folder: Path, module: promote.Module, root: Path = ROOT) -> None:
     (folder / module.path).write_text(module.text, "utf-8")
 
 
-def check_mine(chapter: str, root: Path = ROOT) -> int:
-    """Run the book's tests of a chapter on what the reader wrote; returns the exit status."""
+def read_mine(chapter: str, root: Path = ROOT) -> tuple[Path, promote.Module]:
+    """The reader's notebook of a chapter, and the module that it writes.
+
+    Raises SystemExit with a sentence where there is none yet.
+    """
     path = find_mine(chapter, root)
     notebook = json.loads(path.read_text("utf-8"))
     name = module_of(notebook)
-    waiting = list_empty(notebook)
     if not name:
-        print(f"workbook/{path.name} writes no module of its own, so that its check cells are all its tests.")
-        return 2
-    if waiting:
-        print(f"workbook/{path.name} still waits for {', '.join(waiting)}: write them first.")
-        return 1
-    try:
-        module = next(m for m in promote.build_modules([path]) if m.path == f"kleinlite/{name}.py")
-    except promote.PromotionError as refusal:
-        print(str(refusal).replace("notebooks/", "workbook/"))
-        return 2
-    tests = [f"tests/{file.name}" for file in sorted((root / "tests").glob(f"test_{name}*.py"))]
-    with tempfile.TemporaryDirectory() as made:
-        folder = os.path.realpath(made)
-        make_copy(Path(folder), module, root)
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", *tests]
-        command += ["tests/test_parity_blocks.py", "-k", f"test_{name}"]
-        done = subprocess.run(
-            command, cwd=folder, env=os.environ | {"PYTHONPATH": folder}, capture_output=True, text=True
+        raise SystemExit(
+            f"workbook/{path.name} writes no module of its own, so that its check cells are all its tests."
         )
-    print(done.stdout.replace(f"{folder}/", "") + done.stderr)  # the folder is gone when this is read
+    if waiting := list_empty(notebook):
+        raise SystemExit(f"workbook/{path.name} still waits for {', '.join(waiting)}: write them first.")
+    try:
+        return path, next(m for m in promote.build_modules([path]) if m.path == f"kleinlite/{name}.py")
+    except promote.PromotionError as refusal:
+        raise SystemExit(str(refusal).replace("notebooks/", "workbook/")) from None
+
+
+@contextmanager
+def repository_with(module: promote.Module, root: Path = ROOT) -> Iterator[Path]:
+    """A copy of the repository in which one module is the reader's, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(os.path.realpath(made))
+        make_copy(folder, module, root)
+        yield folder
+
+
+def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Python, on the package of a copy of the repository."""
+    variables = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, *arguments], cwd=folder, env=variables, capture_output=True, text=True)
+
+
+def run_tests(folder: Path, name: str) -> subprocess.CompletedProcess:
+    """The book's tests of a module."""
+    tests = [f"tests/{file.name}" for file in sorted((folder / "tests").glob(f"test_{name}*.py"))]
+    return run_in(
+        folder, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", *tests, "tests/test_parity_blocks.py",
+        "-k", f"test_{name}",
+    )  # fmt: skip
+
+
+def check_mine(chapter: str, root: Path = ROOT) -> int:
+    """Run the book's tests of a chapter on what the reader wrote; returns the exit status."""
+    path, module = read_mine(chapter, root)
+    name = Path(module.path).stem
+    with repository_with(module, root) as folder:
+        done = run_tests(folder, name)
+        print(done.stdout.replace(f"{folder}{os.sep}", "") + done.stderr)  # the folder is gone when this is read
     verdict = "passes" if done.returncode == 0 else "does not yet pass"
     print(f"Your {name}, from workbook/{path.name}, {verdict} the book's tests.")
     return done.returncode
