@@ -15,7 +15,7 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile
 # What is said on the command line travels through the environment, word for word, so that a prompt may hold
 # apostrophes, quotes and dollar signs. A SIZE or an OUT that only happens to be in the environment is not meant.
 # A word that is misspelled, or a prompt without quotes, is refused before anything is drawn.
-SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB ALL CH FOR RUNS ARGS
+SAID := PROMPT MODEL SIZE STEPS GUIDANCE NEGATIVE SEED IMAGE MASK STRENGTH EXTEND LORA LIKE QUANTIZE OUT NB ALL CH FOR RUNS ARGS WHO CHECK
 UNKNOWN := $(filter-out $(SAID) MLX PYTHON SECONDS VENV -%,$(foreach v,$(.VARIABLES),$(if $(findstring command,$(origin $(v))),$(v))))
 $(if $(UNKNOWN),$(error There is no $(UNKNOWN). There are $(SAID)))
 $(if $(and $(filter generate,$(MAKECMDGOALS)),$(filter-out generate,$(MAKECMDGOALS))),$(error Put what is to be drawn in quotes: make generate PROMPT="a red house"))
@@ -104,7 +104,7 @@ check-mine: has-chapter $(VENV)/.test$(BACKEND) ## put what you wrote in a workb
 
 certificate: $(VENV)/.test$(BACKEND) ## a picture that your workbook's code drew, once its tests pass (CH=05 WHO="Ada"; or CHECK=its file)
 	@test -n "$$CHECK" || test -n "$$CH" -a -n "$$WHO" || { echo 'Say whose: make certificate CH=05 WHO="Ada", or CHECK=certificate-05.png'; exit 2; }
-	if test -n "$$CHECK"; then $(BIN)/python -m tools.certificate check "$$CHECK"; else $(BIN)/python -m tools.certificate "$$CH" "$$WHO"; fi
+	@if test -n "$$CHECK"; then $(BIN)/python -m tools.certificate check "$$CHECK"; else $(BIN)/python -m tools.certificate "$$CH" "$$WHO"; fi
 
 has-chapter:
 	@test -n "$$CH" || { echo 'Say which chapter: make $(firstword $(MAKECMDGOALS)) CH=05'; exit 2; }
