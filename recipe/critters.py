@@ -363,14 +363,15 @@ class Critters(World):
         return bool(pairs_apart(scene))
 
     def allowed_captions(self, scene: Being) -> tuple[str, ...]:
-        """Those that name every part as often as all others together: half of the words would teach half as much."""
+        """Those that name every part are there about as often as all others together."""
+        complete = self.captions(scene)[:2]
         texts = super().allowed_captions(scene)
-        full = [text for text in all_captions(scene)[:2] if text in texts]
-        others = [text for text in texts if text not in full]
-        return (*full * (len(others) // len(full) if full else 0), *others) or texts
+        full = [text for text in texts if text in complete]
+        others = [text for text in texts if text not in complete]
+        return (*full * max(1, len(others) // max(1, len(full))), *others)
 
     def reword(self, rng: random.Random, text: str) -> str:
-        """One time in four: a plain word has to be learned before its synonyms."""
+        """As in every world, but only one time in four."""
         return super().reword(rng, text) if rng.random() < 0.5 else text
 
     def sample_edit(self, seed: int) -> Edit:

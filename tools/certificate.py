@@ -10,7 +10,6 @@ import argparse
 import json
 import re
 import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -111,4 +110,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
