@@ -344,7 +344,7 @@ class Critters(World):
             800, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, head_dim=32, out_layers=(1, 2, 3), max_length=48
         ),
         begins_with="nano-base", pictures=12_000, edits=2_000, families=600,
-        steps={"autoencoder": 700, "text_encoder": 400, "transformer": 4500, "distill": 800},
+        steps={"autoencoder": 700, "text_encoder": 400, "transformer": 4850, "distill": 240},
     )  # fmt: skip
     turns = (
         "pictures", "edits", "pictures", "pictures", "edit_pairs", "pictures", "pictures", "no_op_edits", "pictures",
@@ -381,8 +381,18 @@ class Critters(World):
         return idle_instruction(rng, scene)
 
     def lessons(self, cfg: RecipeConfig) -> Lessons:
-        """As in every world, and families: between many two of their pictures lies one instruction."""
+        """As in every world, and moods and families.
+
+        A caption with an adjective for a mouth comes two times more, since a mouth is small. Between many two of a
+        family's pictures lies one instruction.
+        """
         lessons = super().lessons(cfg)
+        said = {MOODS[mouth] for mouth in MOUTHS if mouth in MOODS}
+        moods = [
+            replace(lesson, texts=texts) for lesson in lessons.pictures
+            if (texts := tuple(text for text in lesson.texts if said & set(text.split())))
+        ]  # fmt: skip
+        lessons.pictures += 2 * moods
         for seed in range(cfg.families):
             scenes = [being for being in relatives(seed) if not self.held_out(being)]
             row = {being: lessons.add_scene(being) for being in scenes}
