@@ -91,7 +91,7 @@ def sweep(options: argparse.Namespace) -> None:
     models = {name: Klein.from_pretrained(name) for name in ("nano", "nano-base")}
     rows = []
     for model, steps, guidance in tqdm(points, desc="sweep"):
-        _, results = draw_captions(models[model], options.count, steps, guidance)
+        _, results = draw_captions(models[model], options.count, steps=steps, guidance=guidance)
         right = [int(all(result.values())) for result in results]  # picture by picture: pairs need them
         rows.append(json.dumps({"model": model, "steps": steps, "guidance": guidance, "right": right}))
     lines = ",\n  ".join(rows)

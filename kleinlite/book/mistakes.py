@@ -78,11 +78,9 @@ class Effect(NamedTuple):
 
 
 def compare(
-    draw: Callable[[], list[Image.Image]],
-    cases: list[tuple[Scene, str]],
-    wrong: Mapping[str, AbstractContextManager[Any]],
-    checks: dict[str, Callable[[], bool]],
-) -> dict[str, Effect]:
+    draw: Callable[[], list[Image.Image]], cases: list[tuple[Scene, str]],
+    wrong: Mapping[str, AbstractContextManager[Any]], checks: dict[str, Callable[[], bool]],
+) -> dict[str, Effect]:  # fmt: skip
     """Draw rightly, then with each mistake: show the first four pictures, print who notices, return the effects.
 
     draw makes a picture for each case, a scene and its caption. wrong has the mistakes by name; checks has by name what

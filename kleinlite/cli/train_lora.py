@@ -38,10 +38,9 @@ def run(args: argparse.Namespace) -> None:
     assert model.configs is not None
     first = examples[0]  # all have its sizes
     before = [picture.size for picture in first.references]
-    plan = plan_training(
-        model.configs, first.picture.size, before, bits=model.bits, rank=settings.rank, b=settings.batch
-    )
-    width, height = first.picture.size
+    size = first.picture.size
+    plan = plan_training(model.configs, size, before, bits=model.bits, rank=settings.rank, b=settings.batch)
+    width, height = size
     if (only := model.info.only_size) and (width, height) != (only, only):
         print(f"{model.info.name} draws {only}x{only} and learns best from such pictures: add --size {only}x{only}.")
     print(f"{len(examples)} pictures of {width}x{height}, at most {plan.peak_bytes / 1e9:.1f} GB of memory.")

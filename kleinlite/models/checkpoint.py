@@ -336,13 +336,5 @@ def open_checkpoint(
     if quantized and spec:
         raise UserError(f"{name} is quantized already ({quantized.mode}, {quantized.bits} bits): leave quantize out.")
     opened = Opened(tokenizer, matched)
-    return Checkpoint(
-        replace(info, name=tell(str(name)), chosen=chosen),
-        configs,
-        folder,
-        files,
-        dtype,
-        spec,
-        quantized is not None,
-        opened,
-    )
+    info = replace(info, name=tell(str(name)), chosen=chosen)
+    return Checkpoint(info, configs, folder, files, dtype, spec, quantized is not None, opened)

@@ -232,10 +232,8 @@ def draw_all(klein: Klein, prompts: list[str], seed: int = 0, **settings: Any) -
     return [picture for part in parts for picture in part]
 
 
-def draw_captions(
-    klein: Klein, count: int, steps: int | None = None, guidance: float | None = None
-) -> tuple[list, list]:
+def draw_captions(klein: Klein, count: int, **settings: Any) -> tuple[list, list]:
     """Pictures of held-out captions, seeds 0, 1, …, and of each what is right: see `detected`."""
     cases = held_out_captions(count)
-    pictures = draw_all(klein, [caption for _, caption in cases], steps=steps, guidance=guidance)
+    pictures = draw_all(klein, [caption for _, caption in cases], **settings)
     return pictures, examine(pictures, cases)

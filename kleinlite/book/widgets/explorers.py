@@ -115,10 +115,8 @@ def attention_viewer(klein: Klein, prompt: str) -> Panel:
         left, right = figure.subplots(1, 2)
         word_ = prompt[word[0] - start : word[1] - start]
         preview = previews[step - 1]
-        title = f"what attends to “{word_}”"
-        show_pictures(
-            (left, right), {f"expected after step {step}": preview, title: preview.convert("L").convert("RGB")}
-        )
+        gray = preview.convert("L").convert("RGB")
+        show_pictures((left, right), {f"expected after step {step}": preview, f"what attends to “{word_}”": gray})
         shown = right.imshow((seen / seen.mean()).tolist(), extent=right.images[0].get_extent(), alpha=0.7, vmin=0)
         figure.colorbar(shown, ax=right, label="attention / mean")
         return figure
@@ -127,10 +125,7 @@ def attention_viewer(klein: Klein, prompt: str) -> Panel:
     kinds = {"double": cfg.double_blocks, "single": cfg.single_blocks}
     blocks = ["mean of all", *(f"{kind} {i + 1}" for kind, count in kinds.items() for i in range(count))]
     longest = max(words, key=lambda word: len(word[0]))[1]
-    return make_explorer(
-        draw,
-        ipw.Image(),
-        word=ipw.ToggleButtons(options=words, value=longest),
-        step=ipw.IntSlider((len(steps) + 1) // 2, 1, len(steps)),
-        block=ipw.SelectionSlider(options=[(name, i - 1) for i, name in enumerate(blocks)]),
-    )
+    word = ipw.ToggleButtons(options=words, value=longest)
+    step = ipw.IntSlider((len(steps) + 1) // 2, 1, len(steps))
+    block = ipw.SelectionSlider(options=[(name, i - 1) for i, name in enumerate(blocks)])
+    return make_explorer(draw, ipw.Image(), word=word, step=step, block=block)
