@@ -108,7 +108,7 @@ class Klein:
         revision: str | None = None, token: str | bool | None = None, cache_dir: str | Path | None = None,
         local_files_only: bool = False, **unknown: Never,
     ) -> "Klein":  # fmt: skip
-        """A bundled model ("nano", "nano-base"), a released one ("4b", …), a hub repository, or a local folder or file.
+        """A bundled model ("nano", "nano-base", "critters"), a released one ("4b", …), a repository, folder or file.
 
         quantize: bits per weight, 3, 4, 5, 6 or 8, or "mxfp4", "mxfp8" or "nvfp4"; as the files have them if not given.
         dtype: how the transformer and the text encoder compute, mx.float32 or "float32"; bfloat16 on a GPU, float32 on

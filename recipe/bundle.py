@@ -1,9 +1,11 @@
-"""A new klein-nano, and all that follows from its weights. `make nano RUNS=folder` runs every step.
+"""The bundled models anew, and all that follows from their weights. `make nano RUNS=folder` runs every step.
 
     python -m recipe.bundle RUNS              all steps that RUNS has not done yet, in this order:
         train       the whole recipe, into RUNS/recipe: its folder nano is a model to draw with
         measure     the card's development column
         install     that model into kleinlite/nano/weights
+        critters    the model of the second world, which begins with nano-base: trained in RUNS/critters, its words and
+                    its weights without `base` installed into kleinlite/critters
         adapters    those that come with nano, and kv-edits
         sister      z-nano, which learns from what nano draws
         pictures    the card's 48, the ladder, the site's runs, fast preview, scores and card
@@ -11,7 +13,7 @@
         notebooks   all of them, from top to bottom
     python -m recipe.bundle RUNS measure …    these steps only, even if they are done
 
-What compares with diffusers needs it installed: `python -m tools.goldens.make_nano_golden` and
+What compares with diffusers needs it installed: `python -m tools.goldens.make_nano_golden [critters]` and
 `make_nano_lora_golden.py` are for the end. Numbers in prose are changed by hand.
 notebooks/judge-labels.json needs eyes: `python -m recipe.judge_labels notebooks/judge-labels.json sheets` draws the new
 nano's pictures to be labeled.
@@ -25,11 +27,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from kleinlite.files import write_json
 from kleinlite.trainer.run import catch_interrupts, lock_folder
 from recipe.z_nano import FILE as SISTER
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / "kleinlite" / "nano" / "weights"
+CRITTERS = ROOT / "kleinlite" / "critters"
 
 
 def train(folder: Path) -> None:
@@ -44,6 +48,15 @@ def measure(folder: Path) -> None:
 
 def install(folder: Path) -> None:
     shutil.copytree(folder / "recipe" / "nano", WEIGHTS, dirs_exist_ok=True)
+
+
+def critters(folder: Path) -> None:
+    run("recipe", "train", folder / "critters", "--world", "critters")
+    from recipe.critters import say_limits  # here: of all steps, this one alone needs what draws them
+
+    write_json(CRITTERS / "words.json", say_limits())
+    without = shutil.ignore_patterns("base")
+    shutil.copytree(folder / "critters" / "critters", CRITTERS / "weights", dirs_exist_ok=True, ignore=without)
 
 
 def adapters(folder: Path) -> None:
@@ -74,7 +87,7 @@ def notebooks(folder: Path) -> None:
 
 
 STEPS: dict[str, Callable[[Path], None]] = {
-    step.__name__: step for step in (train, measure, install, adapters, sister, pictures, accuracy, notebooks)
+    step.__name__: step for step in (train, measure, install, critters, adapters, sister, pictures, accuracy, notebooks)
 }
 
 

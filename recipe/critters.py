@@ -18,12 +18,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import resvg_py
 from dicebear import Avatar, Style
 from PIL import Image
 
+from kleinlite.nano.limits import split_words, with_synonyms
+from kleinlite.nano.synonyms import OPENINGS
 from kleinlite.text_encoder import TextEncoderConfig
 
 from .config import RecipeConfig
@@ -320,6 +323,28 @@ def examine_edit(picture: Image.Image, before: Being, after: Being) -> tuple[dic
     seen = same_parts(picture, after, after.parts)
     changed = {key for key in after.parts if getattr(before, key) != getattr(after, key)}
     return {key: seen[key] for key in changed}, {key: ok for key, ok in seen.items() if key not in changed}
+
+
+BETWEEN = "a an with and that on background make the it give its take off turn into"  # of no table
+TOGETHER = ("cat ears", "bunny ears", "palm tree")  # it draws no cat, no bunny, and no other tree
+
+
+def say_limits() -> dict[str, Any]:
+    """What kleinlite/critters/words.json holds: all words that the model learned, so that others can be named."""
+    names = {name for parts in PARTS.values() for values in parts.values() for name in values}
+    said = with_synonyms((BETWEEN, *PARTS, *names, *MOODS.values(), *SAYS.values(), *SYNONYMS), SYNONYMS)
+    words = {word for text in (*said, *OPENINGS) for word in split_words(text)} - {"cat", "bunny", "tree"}
+    kinds, behind = with_synonyms(PARTS, SYNONYMS), with_synonyms(["background"], SYNONYMS)
+    no_critters = with_synonyms(BACKGROUNDS.keys() - COLORS.keys(), SYNONYMS)
+    no_background = with_synonyms(COLORS.keys() - BACKGROUNDS.keys(), SYNONYMS)
+    never = [*itertools.product(no_critters, kinds), *itertools.product(no_background, behind)]
+    shapes = kinds.union(COLORS, BACKGROUNDS, BODIES, POTS, TOPS, PLANTS)
+    return {
+        "draws": "critters with ears, horns or crowns, and potted plants with faces",
+        "words": sorted(words) + [*TOGETHER], "never": sorted(map(" ".join, never)),
+        "things": sorted(kinds), "most": 1, "crowd": "two in one picture",
+        "meant": sorted({word for text in shapes for word in split_words(text) if len(word) > 3}),
+    }  # fmt: skip
 
 
 class Critters(World):

@@ -32,7 +32,7 @@ from ..models.checkpoint import ModelInfo, name_parts
 from ..models.download import Access, find_cached_parts
 from ..models.facts import ModelFacts, find_facts, is_here
 from ..models.places import find_told, tell
-from ..nano.limits import describe_adapter_limits, describe_limits
+from ..nano.limits import describe_limits
 from .shared import check_folder, ctrl_c, name_quantization
 from .words import read_prompts
 
@@ -229,7 +229,8 @@ def check_before_loading(facts: ModelFacts, wish: Wish, machines: int) -> Reques
 
 def list_notes(request: Request, info: ModelInfo, wish: Wish) -> list[str]:
     """What is to be said before it is drawn: what will not come out, and why."""
-    notes = [describe_adapter_limits(adapter.source, request.steps) for adapter, _ in wish.adapters]
+    quick = request.steps > 1 and any(adapter.source == "one-look" for adapter, _ in wish.adapters)
+    notes = ["one-look draws in a single step: add --steps 1."] * quick
     notes += info.family.notes(request.steps, info.distilled, wish.quantize)
     if not wish.adapters:
         size = request.width, request.height

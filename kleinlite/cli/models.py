@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     print(
         "\nA distilled model has its guidance built in. Parameters: the transformer's + the text encoder's."
-        "\nMemory: for a picture of 512x512 (nano: 96x96), weights as published / in 8 bits / in 4 (`--quantize`);"
+        "\nMemory: for a picture of 512x512 (bundled: 96x96), weights as published / in 8 bits / in 4 (`--quantize`);"
         f"\nPython and MLX take 0.1 GB more. Fits: into the {whole:.1f} GB of this machine."
         "\nWhat is not here is fetched on first use, or by `kleinlite download NAME`, from huggingface.co, a"
         "\ngated model after you have accepted its license there and logged in with `hf auth login`."

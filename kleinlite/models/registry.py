@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 FOLDERS = {"transformer": "transformer", "text_encoder": "text_encoder", "autoencoder": "vae"}  # part → its folder
 PARTS = tuple(FOLDERS)
 PART_WORDS = {word: part for part, folder in FOLDERS.items() for word in (part, folder)}  # what a user may call it
-BUNDLED = {"nano": "nano/weights", "nano-base": "nano/weights/base"}  # → folder in the package
+BUNDLED = {"nano": "nano/weights", "nano-base": "nano/weights/base", "critters": "critters/weights"}  # → its folder
 BUNDLED_LICENSE = "Apache-2.0"
 
 

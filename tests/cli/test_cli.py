@@ -395,7 +395,7 @@ def test_models_lists_every_name(capsys):
     assert run("models") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines[1:] if line and line.split()[0] in {*BUNDLED, *MODELS}}
-    assert list(rows) == [*BUNDLED, *MODELS] and len(rows) == 19
+    assert list(rows) == [*BUNDLED, *MODELS] and len(rows) == 20
     assert re.search(r"4, distilled +3\.9 B \+ 4\.0 B .* 16\.0 GB +Apache-2\.0", rows["4b"])
     assert re.search(r" 50 +9\.1 B \+ 8\.2 B .* 34\.7 GB +FLUX Non-Commercial", rows["base-9b"])
     assert re.search(r"4, distilled .* 10\.7 GB +Apache-2\.0", rows["4b-nvfp4"])  # the rest of it is not quantized

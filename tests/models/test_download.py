@@ -356,7 +356,7 @@ def test_no_such_repository(hub, said):
         ("4b-fp9", "did you mean 4b-fp8?"),
         ("klein-4b", "did you mean 4b?"),
         ("FLUX.2-klein-base-9B", "did you mean base-9b?"),
-        ("cat", "name one of nano, nano-base, 4b,"),
+        ("cat", "name one of nano, nano-base, critters, 4b,"),
         ("", "9b-kv-fp8"),
         ("no/such/folder", "does not exist: name one that does, or a model of `kleinlite models`."),
         ("a b/c", "does not exist: name one"),

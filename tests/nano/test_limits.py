@@ -1,10 +1,10 @@
-"""What nano says of requests that it never learned."""
+"""What the bundled models say of requests that they never learned."""
 
 import random
 
 import pytest
 
-from kleinlite.nano.limits import DRAWS, HARMLESS, NOT_BEHIND, THING_WORDS, THINGS, WORDS, describe_limits, split_words
+from kleinlite.nano.limits import DRAWS, HARMLESS, LIMITS, THINGS, describe_limits, split_words
 from kleinlite.scenes import captions, sample
 from recipe.edits import no_op_instruction, sample_edit
 from recipe.scene_lessons import sample_one, sample_row
@@ -35,8 +35,9 @@ def test_nothing_is_said_of_what_nano_learned():
 
 
 def test_every_word_is_said_by_the_grammar():
-    assert {word for text in GRAMMAR | REWORDED for word in split_words(text)} == WORDS - HARMLESS
-    assert WORDS > THING_WORDS | NOT_BEHIND
+    words = LIMITS["nano"].words
+    assert {word for text in GRAMMAR | REWORDED for word in split_words(text)} == words - HARMLESS
+    assert words > LIMITS["nano"].things | {word for pair in LIMITS["nano"].never for word in pair.split()}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_every_word_is_said_by_the_grammar():
         ("a cat", '"cat"'),
         ("a cat on a cat, and a Dog", '"cat", "dog"'),
         ("ein roter Stern auf blauem Grund", '"ein", "roter", "stern", 3 more words'),
-        ("a pink heart on a black background", "a black background"),
+        ("a pink heart on a black background", '"black background"'),
         ("a red star and a blue star and a green star and a house", "more than 3 things"),
     ],
 )
@@ -67,6 +68,20 @@ def test_what_is_unknown_is_named(prompt, told):
 )
 def test_a_typo_is_guessed(prompt, told):
     assert limits(prompt) == f"nano never learned {told}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ("a dragon with five noses", '"dragon", "five", "noses"'),
+        ("a cat", '"cat"'),  # which has ears that it knows:
+        ("a red critter with cat ears and a bunny", '"bunny"'),
+        ("a black critter on a yellow backdrop", '"black critter", "yellow backdrop"'),
+        ("a red critter and a blue pot", "two in one picture"),
+    ],
+)
+def test_critters_name_what_they_do_not_know(prompt, told):
+    assert limits(prompt, model="critters") == f"critters never learned {told}: it draws {LIMITS['critters'].draws}."
 
 
 def test_other_sizes():

@@ -1,6 +1,7 @@
 """The second world: captions are exact, held-out pairs never meet, edits change one part, and the judge tells parts."""
 
 import itertools
+import json
 import random
 from dataclasses import replace
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import ImageFilter
 
+from kleinlite.nano.limits import CRITTERS, LIMITS, describe_limits, split_words
 from kleinlite.scenes import held_out
 from recipe import critters
-from recipe.critters import PARTS, WORLD, Being, describe, pairs_apart, requested, sample
+from recipe.critters import PARTS, TOGETHER, WORLD, Being, describe, pairs_apart, requested, sample
 
 BEINGS = [sample(seed) for seed in range(400)]
 
@@ -33,6 +35,19 @@ def test_the_words_of_captions_stay_what_they_were():
         describe(pot, pot.parts) == "a wide orange pot with a cactus and closed eyes that frowns on a blue background"
     )
     assert describe(replace(being, eyes="one eye"), ("eyes",), moods=True) == "a one-eyed critter"
+
+
+def test_the_package_knows_all_words_and_no_others():
+    """The list beside the weights is the grammar's, and nothing is said of captions, instructions and rewordings."""
+    assert json.loads(CRITTERS.read_text("utf-8")) == critters.say_limits()
+    rng = random.Random(0)
+    said = {text for seed in range(600) for text in WORLD.sentences(seed)}
+    said |= {WORLD.no_op_instruction(rng, being) for being in BEINGS}
+    said |= {WORLD.reword(rng, text) for text in sorted(said) for _ in range(4)}
+    assert {text for text in said if describe_limits("critters", 96, text, 96, 96)} == set()
+    words = {word for text in said for word in split_words(text)}
+    assert words == {word for known in LIMITS["critters"].words for word in known.split()}
+    assert words > {word for text in TOGETHER for word in text.split()}
 
 
 def test_two_parts_that_never_meet_are_in_no_lesson():

@@ -25,6 +25,7 @@ from .panel import Clickable, Code, Files, Panel, make_row, make_thumbnail, show
 __all__ = ["Playground", "playground"]
 
 PROMPT = "a red house under a yellow sun"
+PROMPTS = {"nano": PROMPT, "critters": "a yellow critter with horns and one eye that laughs"}  # of quick models
 
 
 def reproduction_code(klein: Klein, request: dict, files: list[str]) -> str:
@@ -51,9 +52,10 @@ def make_controls(info: ModelInfo) -> dict[str, ipw.Widget]:
     def sized(pixels: int, kind: Any, *value: Any, **traits: Any) -> Any:
         return kind(*value, layout={"width": f"{pixels}px"}, **traits)
 
+    prompt = PROMPTS.get(info.name, PROMPT)
     empty = to_png(Image.new("RGB", (info.size, info.size), "#e6e9f2"))
     return {
-        "prompt": ipw.Text(PROMPT, placeholder="What should it draw?", layout={"flex": "1 1 300px", "width": "auto"}),
+        "prompt": ipw.Text(prompt, placeholder="What should it draw?", layout={"flex": "1 1 300px", "width": "auto"}),
         "draw": sized(96, ipw.Button, description="Draw", icon="paint-brush", button_style="primary"),
         "stop": sized(84, ipw.Button, description="Stop", icon="stop", disabled=True),
         "width": sized(76, ipw.IntText, info.size, step=16, description="width"),
@@ -115,7 +117,7 @@ class Playground(Panel):
         self.show_references()
         self.idle.set()
         self.show_status("Say what you want to see, and press Draw.")
-        if info.name == "nano":  # it takes a moment, and there is something to see
+        if info.name in PROMPTS:  # it takes a moment, and there is something to see
             self.generate()
             self.idle.wait()
 
