@@ -25,6 +25,7 @@ from kleinlite import Klein
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "microklein.py"
 NANO = ROOT / "kleinlite" / "nano" / "weights"
+CRITTERS = ROOT / "kleinlite" / "critters" / "weights"
 TINY = Path(__file__).parent / "pipelines" / "tiny"
 META = json.loads((TINY / "meta.json").read_text(encoding="utf-8"))
 PROMPT = "a red house"
@@ -103,7 +104,9 @@ def run(*command, cwd: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "folder, steps, size", [(NANO, 4, None), (NANO, 2, 64), (TINY, 4, None)], ids=["nano", "nano-64", "tiny"]
+    "folder, steps, size",
+    [(NANO, 4, None), (NANO, 2, 64), (CRITTERS, 2, None), (TINY, 4, None)],
+    ids=["nano", "nano-64", "critters", "tiny"],
 )
 def test_draws_what_klein_draws(library, folder, steps, size):
     side = size or klein(folder).info.size

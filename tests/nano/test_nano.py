@@ -1,4 +1,4 @@
-"""klein-nano as it is bundled: its size, what it draws, and that diffusers draws the same with its files."""
+"""The bundled models: their size, what nano draws, and that diffusers draws the same with their files."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from recipe.data import psnr
 from recipe.edits import held_out_edits, score_edit
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-THEIRS = mx.load(str(GOLDENS / "nano.safetensors"))
+THEIRS = mx.load(str(GOLDENS / "nano.safetensors")) | mx.load(str(GOLDENS / "critters.safetensors"))
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def levels_apart(image, name):
 
 
 def test_it_is_small():
-    size = sum(f.stat().st_size for f in resolve_model("nano").rglob("*") if f.is_file())
-    assert size <= 34.5e6
+    for model, most in (("nano", 34.5e6), ("critters", 18e6)):
+        assert sum(f.stat().st_size for f in resolve_model(model).rglob("*") if f.is_file()) <= most
 
 
 def test_diffusers_draws_the_same(nano, base):
@@ -56,6 +56,14 @@ def test_diffusers_draws_the_same(nano, base):
     assert levels_apart(two, "two") <= 2
     house = base("a red house under a yellow sun", noise=start, steps=6, guidance=3.0, progress=False)
     assert levels_apart(house, "base") <= 2
+
+
+def test_diffusers_draws_the_same_critters():
+    klein = Klein.from_pretrained("critters")
+    prompt = "a yellow critter with horns and one eye that laughs on a purple background"
+    assert levels_apart(klein(prompt, noise=noise(7, 36), progress=False), "laughs") <= 2
+    edit = klein("make it frown", images=[picture_of("laughs")], noise=noise(7, 36), progress=False)
+    assert levels_apart(edit, "frowns") <= 2
 
 
 def test_diffusers_live(nano, tmp_path):
