@@ -1,5 +1,5 @@
 // The site without a network: what a visitor has seen stays readable. The network comes first, so nothing is ever old;
-// what it answers is kept, and shown again when there is none. klein-nano's own files are kept by live/…/worker.js.
+// what it answers is kept, and shown again when there is none. the models' own files are kept by live/…/worker.js.
 const KEPT = "pages";
 
 self.addEventListener("install", () => self.skipWaiting());
@@ -7,7 +7,7 @@ self.addEventListener("activate", (event) => event.waitUntil(self.clients.claim(
 
 self.addEventListener("fetch", (event) => {
   const { request } = event, { origin, pathname } = new URL(request.url);
-  if (request.method === "GET" && origin === self.location.origin && !/\/live\/nano-/.test(pathname)) {
+  if (request.method === "GET" && origin === self.location.origin && !/\/live\/(nano|critters)-/.test(pathname)) {
     event.respondWith(answer(request));
   }
 });

@@ -1,11 +1,12 @@
-"""What the site's pages take to draw in a visitor's browser: scripts, and klein-nano, sharded by what needs a weight.
+"""What the site's pages take to draw in a visitor's browser: scripts, and the models, sharded by what needs a weight.
 
-Both are copied beside the chapters when the site is built, each to a folder named after its content: a browser that
-keeps an old script never meets new weights. Matrices travel as 8-bit numbers with a scale per row: half the bytes, and
-pictures that no eye can tell from the others (a test measures them).
+A page shows one of two worlds, shapes or critters, and loads the model of that one alone. All are copied beside the
+chapters when the site is built, each to a folder named after its content: a browser that keeps an old script never
+meets new weights. Matrices travel as 8-bit numbers with a scale per row: half the bytes, and pictures that no eye can
+tell from the others (a test measures them).
 
-    python site/live.py    draws the runs that Draw and Look inside show before a visitor has loaded anything, and fits
-                            the matrix of the fast preview
+    python site/live.py [WORLD]    draws the runs that Draw and Look inside show before a visitor has loaded anything,
+                                   and fits the matrices of the fast preview
 """
 
 import gzip
@@ -14,8 +15,10 @@ import json
 import re
 import shutil
 import struct
+import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -24,17 +27,22 @@ from safetensors.numpy import load, load_file, save
 from kleinlite.nano import limits
 
 SCRIPTS = Path(__file__).parent / "javascript"
-NANO = Path(__file__).parents[1] / "kleinlite" / "nano" / "weights"
+PACKAGE = Path(__file__).parents[1] / "kleinlite"
+NANO, CRITTERS = (PACKAGE / name / "weights" for name in ("nano", "critters"))
 FOLDER = "live"  # beside the chapters; not in git
 PICTURES = f"{FOLDER}/pictures"  # those of the notebooks, as files
 WORKBOOK = f"{FOLDER}/workbook"  # the chapters with holes, to be downloaded
-STORED = {  # the prompts whose runs, with seed 7, two pages show before a visitor has loaded anything
-    "draw": "a red house under a yellow sun",
-    "inside": "a red circle above a blue square",
+WORLDS = {"shapes": NANO, "critters": CRITTERS}
+STORED = {  # the prompts whose runs, with seed 7, two pages show before a visitor has loaded anything, by world
+    "shapes": {"draw": "a red house under a yellow sun", "inside": "a red circle above a blue square"},
+    "critters": {
+        "draw": "a yellow critter with horns that laughs",
+        "inside": "a yellow critter with one eye that laughs",
+    },
 }
 ADAPTER = "one-look"  # with which the site's nano draws in one step (chapter 12)
 PARTS = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer", "vae", "base")
-FIRST, MODELS = 8_000_000, 20_000_000  # bytes: before the first picture, and in all
+FIRST, MODELS = 8_000_000, 28_400_000  # bytes: before the first picture of a world, and in all
 EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope)_explorer|attention_viewer)\(")
 CODE = re.compile(r"\{\{#js (\w+)\}\}")
 # A page's place for a script. What stands before it on its line is for those who read the page elsewhere.
@@ -89,15 +97,15 @@ def read_adapter(file: Path) -> bytes:
     return save({name: np.array(w.astype(mx.float16)) for name, w in scaled.items()})
 
 
-def read_model(nano: Path = NANO) -> dict[str, bytes]:
+def read_model(model: Path = NANO) -> dict[str, bytes]:
     """The model's folder in shards, by path. What drawing does without has shards of its own."""
-    config = json.loads((nano / "text_encoder/config.json").read_text("utf-8"))
-    out_layers = json.loads((nano / "model_index.json").read_text("utf-8"))["text_encoder_out_layers"]
+    config = json.loads((model / "text_encoder/config.json").read_text("utf-8"))
+    out_layers = json.loads((model / "model_index.json").read_text("utf-8"))["text_encoder_out_layers"]
     above = "|".join(str(layer) for layer in range(max(out_layers), config["num_hidden_layers"]))
     later = {"vae": r"(encoder|quant_conv)\.", "text_encoder": rf"model\.(norm|layers\.({above}))\."}
     found = {}
-    for file in sorted(f for f in nano.rglob("*") if f.suffix in (".json", ".safetensors")):
-        path = file.relative_to(nano)
+    for file in sorted(f for f in model.rglob("*") if f.suffix in (".json", ".safetensors")):
+        path = file.relative_to(model)
         if path.parts[0] not in PARTS:
             continue
         if file.suffix == ".json":
@@ -105,7 +113,7 @@ def read_model(nano: Path = NANO) -> dict[str, bytes]:
         else:
             cut = split_shards(file, later.get(path.parts[0], r"$^"))
             found |= {(path.parent / name).as_posix(): content for name, content in cut.items()}
-    if (adapter := nano / f"loras/{ADAPTER}.safetensors").exists():
+    if (adapter := model / f"loras/{ADAPTER}.safetensors").exists():
         found[f"loras/{ADAPTER}.safetensors"] = read_adapter(adapter)
     return found
 
@@ -151,46 +159,61 @@ def write_folder(folder: Path, name: str, files: dict[str, bytes]) -> str:
     return called
 
 
-def prepare(source: Path, nano: Path = NANO) -> tuple[str, list[str]]:
-    """Write scripts and model beside the chapters; returns the scripts' folder as pages say it, and what is wrong."""
-    files = pack_model(read_model(nano))
-    model, loads = write_folder(source / FOLDER, "nano", files), count_bytes(files)
-    total, problems = sum(map(len, files.values())), []
-    if loads["first"] > FIRST:
-        problems.append(f"The first picture would load {loads['first'] / 1e6:.0f} MB, it may load {FIRST / 1e6:.0f} MB")
+def prepare(source: Path) -> tuple[str, list[str]]:
+    """Write scripts and models beside the chapters; returns the scripts' folder as pages say it, and what is wrong."""
+    worlds, total, problems = {}, 0, []
+    for world, folder in WORLDS.items():
+        files = pack_model(read_model(folder))
+        worlds[world] = say_model(world, folder, files, write_folder(source / FOLDER, folder.parent.name, files))
+        total += sum(map(len, files.values()))
+        if (first := worlds[world]["BYTES"]["first"]) > FIRST:
+            problems.append(
+                f"The first of the {world} would load {first / 1e6:.0f} MB, it may load {FIRST / 1e6:.0f} MB"
+            )
     if total > MODELS:
         problems.append(
             f"The models on the site would weigh {total / 1e6:.0f} MB, they may weigh {MODELS / 1e6:.0f} MB"
         )
-    size = json.loads(files["vae/config.json"])["sample_size"]
-    sums = {path: [len(content), hashlib.sha256(content).hexdigest()] for path, content in sorted(files.items())}
-    says = {"FOLDER": f"../{model}/", "BYTES": loads, "SIZE": size, "FILES": sums, "LIMITS": say_limits()}
-    says["ADAPTER"] = say_adapter(nano)
-    says["STORED"] = STORED
-    says["SCORES"] = json.loads((SCRIPTS / "scores.json").read_text("utf-8"))  # python -m recipe.attention_score
     served = (".js", ".wasm", ".css", ".bin", ".json", ".jpg")
     scripts = {
         f.relative_to(SCRIPTS).as_posix(): f.read_bytes() for f in sorted(SCRIPTS.rglob("*")) if f.suffix in served
     }
-    scripts["model.js"] = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in says.items()).encode()
+    scripts["model.js"] = f"export const WORLDS = {json.dumps(worlds)};\n".encode()
     return f"{FOLDER}/{write_folder(source / FOLDER, 'scripts', scripts)}", problems
 
 
-def say_adapter(nano: Path) -> dict[str, int | str]:
-    """What a picture drawn with the adapter remembers of it, as `Loras.metadata` says it."""
-    content = (nano / f"loras/{ADAPTER}.safetensors").read_bytes()
-    return {"file": ADAPTER, "scale": 1, "sha256": hashlib.sha256(content).hexdigest()[:16]}
-
-
-def say_limits() -> dict[str, list[str] | int | str]:
-    """What `limits.describe_limits` knows, for the script that says the same."""
+def say_model(world: str, folder: Path, files: dict[str, bytes], written: str) -> dict[str, Any]:
+    """What the scripts know of a world's model, whose packed files were written to this folder."""
+    adapter = folder / f"loras/{ADAPTER}.safetensors"
     return {
-        "words": sorted(limits.WORDS),
-        "things": sorted(limits.THING_WORDS),
-        "notBehind": sorted(limits.NOT_BEHIND),
-        "most": limits.MOST_THINGS,
-        "draws": limits.DRAWS,
+        "MODEL": folder.parent.name,
+        "FOLDER": f"../{written}/",
+        "BYTES": count_bytes(files),
+        "SIZE": json.loads(files["vae/config.json"])["sample_size"],
+        "FILES": {path: [len(content), hashlib.sha256(content).hexdigest()] for path, content in sorted(files.items())},
+        "LIMITS": say_limits(folder.parent.name),
+        "ADAPTER": say_adapter(adapter) if adapter.exists() else None,
+        "STORED": STORED[world],
+        "STILLS": stills(world),
+        "SCORES": json.loads((SCRIPTS / "scores.json").read_text("utf-8")) if world == "shapes" else None,
     }
+
+
+def stills(world: str) -> str:
+    """How the names of its stored pictures begin."""
+    return "images/" if world == "shapes" else f"images/{world}-"
+
+
+def say_adapter(file: Path) -> dict[str, int | str]:
+    """What a picture drawn with the adapter remembers of it, as `Loras.metadata` says it."""
+    return {"file": ADAPTER, "scale": 1, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()[:16]}
+
+
+def say_limits(model: str) -> dict[str, list[str] | int | str]:
+    """What `limits.describe_limits` knows of a model, for the script that says the same, but for typos."""
+    known = limits.LIMITS[model]._asdict()
+    del known["meant"]
+    return {name: value if isinstance(value, int | str) else sorted(value) for name, value in known.items()}
 
 
 def render_script(name: str, scripts: str) -> str:
@@ -206,24 +229,26 @@ def render_place(mark: re.Match, scripts: str) -> str:
         "Browsers do not let a page opened from a file load scripts: run <code>make serve</code> and open its address."
     )
     place = f"live-{name}-compact" if mark[2] else f"live-{name}"
+    world = "critters" if mark[2] else "shapes"  # as world.js says
     return "\n".join([
-        f'<div id="{place}" class="live"><noscript>{render_stored(name)}</noscript></div>',
+        f'<div id="{place}" class="live"><noscript>{render_stored(name, world)}</noscript></div>',
         f'<script>if (location.protocol === "file:") document.getElementById("{place}").innerHTML =',
         f'"{local}"</script>',
         render_script(name, scripts),
     ])  # fmt: skip
 
 
-def render_stored(name: str) -> str:
+def render_stored(name: str, world: str) -> str:
     """What stands on a page that draws where no script runs."""
     said = 'This needs JavaScript. Without it, <a href="00_idea.html">chapter 0</a> shows stored pictures'
-    if name not in STORED:
+    if name not in STORED[world]:
         return f"<p>{said}.</p>"
+    file = f"{stills(world)}{name}"
     pictures = "".join(
-        f'<img src="images/{name}-{step}.png" width="96" height="96" alt="The picture expected after step {step}"> '
+        f'<img src="{file}-{step}.png" width="96" height="96" alt="The picture expected after step {step}"> '
         for step in range(1, 5)
     )
-    return f"<p>{said}, and here is what klein-nano makes of “{STORED[name]}”, step by step:</p><p>{pictures}</p>"
+    return f"<p>{said}, and here is “{STORED[world][name]}”, step by step:</p><p>{pictures}</p>"
 
 
 def mark_still(output: str, explorer: str) -> str:
@@ -256,24 +281,26 @@ def render_part(file: Path, number: str) -> str:
     return f"```python\n{found[0].strip()}\n```"
 
 
-def draw_stored() -> None:
-    """The pictures expected after each of the four steps of the stored runs, into notebooks/images."""
+def draw_stored(world: str, folder: Path) -> None:
+    """The pictures expected after each of the four steps of a world's stored runs, into notebooks/images."""
     from kleinlite import Klein
 
-    for name, prompt in STORED.items():
-        for step in Klein.from_pretrained("nano").stream(prompt, seed=7, progress=False):
-            step.preview().save(NANO.parents[2] / f"notebooks/images/{name}-{step.index + 1}.png", optimize=True)
+    for name, prompt in STORED[world].items():
+        for step in Klein.from_pretrained(folder).stream(prompt, seed=7, progress=False):
+            step.preview().save(PACKAGE.parent / f"notebooks/{stills(world)}{name}-{step.index + 1}.png", optimize=True)
 
 
-def store_preview() -> None:
-    """The matrix (129, 48) of the fast preview, float32 numbers row by row, beside the scripts."""
+def store_preview(folder: Path) -> None:
+    """The matrix (129, 48) of a model's fast preview, float32 numbers row by row, beside the scripts."""
     from kleinlite import Klein
     from kleinlite.inference.fast_preview import fit_preview
 
-    matrix = fit_preview(Klein.from_pretrained("nano").autoencoder)
-    (SCRIPTS / "fast_preview.bin").write_bytes(struct.pack(f"<{matrix.size}f", *matrix.flatten().tolist()))
+    matrix = fit_preview(Klein.from_pretrained(folder).autoencoder)
+    file = SCRIPTS / "fast_preview" / f"{folder.parent.name}.bin"
+    file.write_bytes(struct.pack(f"<{matrix.size}f", *matrix.flatten().tolist()))
 
 
 if __name__ == "__main__":
-    draw_stored()
-    store_preview()
+    for world in sys.argv[1:] or WORLDS:
+        draw_stored(world, WORLDS[world])
+        store_preview(WORLDS[world])

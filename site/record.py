@@ -18,7 +18,7 @@ from tools.chromium import launch, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 FILM = ROOT / "notebooks" / "images" / "typing.webp"
-SENTENCE = "a red circle above a blue square"
+SENTENCE = "a yellow critter with one eye that laughs"
 WIDTH, MARGIN = 640, 8  # pixels: of a frame, and around what it shows
 KEY, FIRST, LAST = 110, 900, 2600  # milliseconds: a letter, the stored run before the first one, the finished picture
 PADDING = 20  # pixels of the page, left and right
@@ -32,7 +32,7 @@ def record(address: str) -> list[tuple[Image.Image, int]]:
     with sync_playwright() as playwright:
         browser = launch(playwright)
         page = browser.new_page(viewport={"width": WIDTH + 2 * (PADDING - MARGIN), "height": 900})
-        page.goto(f"{address}/draw.html?embed")
+        page.goto(f"{address}/draw.html?embed&world=critters")
         page.focus("[name=prompt]")
         page.wait_for_function("document.querySelector('output').value.startsWith('The model is here')", timeout=LONG)
         frames = [(shoot(page), FIRST)]
@@ -52,7 +52,7 @@ def record(address: str) -> list[tuple[Image.Image, int]]:
 
 
 def wait_for(page: Page, sentence: str) -> None:
-    """Until a sentence is drawn, in one step or in four."""
+    """Until a sentence is drawn, in two steps or in four."""
     page.wait_for_function(f"text => {CANVAS}.ariaLabel.endsWith(`: ${{text}}`)", arg=sentence, timeout=LONG)
 
 

@@ -3,32 +3,58 @@
 import { Brush } from "./brush.js";
 import { describeLimits } from "./limits.js";
 import { MISTAKES } from "./mistakes.js";
-import { ADAPTER, BYTES, SIZE, STORED } from "./model.js";
 import { calm, copy, field, figure, make, megabytes, paint, toggles } from "./page.js";
 import { Painter } from "./painter.js";
 import { describe, png } from "./png.js";
 import { follow } from "./typing.js";
+import { ADAPTER, BYTES, MODEL, SIZE, STILLS, STORED, WORLD, worlds } from "./world.js";
 
 const EXAMPLES = [
   STORED.draw,
-  "a yellow star on a blue background",
-  "a red circle above a blue square",
-  "a white boat on a blue sea at sunset",
-  "a green tree on white snow at night",
-  "a purple heart left of a green diamond",
+  ...{
+    shapes: [
+      "a yellow star on a blue background",
+      "a red circle above a blue square",
+      "a white boat on a blue sea at sunset",
+      "a green tree on white snow at night",
+      "a purple heart left of a green diamond",
+    ],
+    critters: [
+      "a happy green monster with one eye",
+      "a white pot with a cactus and a wink on a blue background",
+      "a tall pink critter with a crown and three eyes",
+      "a sleepy orange creature with bunny ears on a black background",
+      "a purple pot with a tulip that shows its tongue",
+    ],
+  }[WORLD],
 ];
-const CHANGES = [
-  "make the background yellow",
-  "make it night",
-  "turn the circle into a star",
-  "make the house blue",
-  "remove the square",
-];
+const CHANGES = {
+  shapes: [
+    "make the background yellow",
+    "make it night",
+    "turn the circle into a star",
+    "make the house blue",
+    "remove the square",
+  ],
+  critters: ["make it frown", "give it three eyes", "take off its horns", "make the background green", "make it pink"],
+}[WORLD];
 const MODELS = {
-  nano: { steps: 4, guidance: 1 },
-  [ADAPTER.file]: { steps: 1, guidance: 1 }, // nano with an adapter
-  "nano-base": { steps: 50, guidance: 4 },
+  [MODEL]: { steps: 4, guidance: 1, says: `${MODEL}: four steps` },
+  ...(ADAPTER && {
+    [ADAPTER.file]: {
+      steps: 1,
+      guidance: 1,
+      says: `${MODEL} with ${ADAPTER.file}: one step (+${megabytes(BYTES[ADAPTER.file])})`,
+    },
+  }),
+  ...(BYTES.base && {
+    "nano-base": { steps: 50, guidance: 4, says: `nano-base: guidance (+${megabytes(BYTES.base)})` },
+  }),
 };
+// What is drawn of a sentence that is being typed. Without an adapter for one step, two show more than one.
+const DRAFT = ADAPTER ? { lora: ADAPTER.file, steps: 1 } : { steps: 2 },
+  DRAFTED = ADAPTER ? "One step" : "Two steps",
+  TITLE = MODEL === "nano" ? "klein-nano" : MODEL;
 const SIZES = [
   [0, 0],
   [-32, -32],
@@ -60,11 +86,7 @@ const seed = make("input", {
 });
 const named = (value) => value.replace("x", " × ") + (value === SIZES[0] ? "" : " (not trained)");
 const size = choose(Object.fromEntries(SIZES.map((value) => [value, named(value)])));
-const model = choose({
-  nano: "nano: four steps",
-  [ADAPTER.file]: `nano with ${ADAPTER.file}: one step (+${megabytes(BYTES[ADAPTER.file])})`,
-  "nano-base": `nano-base: guidance (+${megabytes(BYTES.base)})`,
-});
+const model = choose(Object.fromEntries(Object.entries(MODELS).map(([name, { says }]) => [name, says])));
 const steps = number(4, 1, 1000),
   guidance = number(4, 1, 20),
   draw = make("button.chief", {}, "Draw");
@@ -77,7 +99,7 @@ const typed = make("input", { type: "checkbox", name: "typed", checked: eager() 
 const adapted = make(
   "p",
   { hidden: true },
-  `One step, with the adapter ${ADAPTER.file}: `,
+  `One step, with the adapter ${ADAPTER?.file}: `,
   make("a", { href: "12_fewer_steps.html#one-step-for-nano" }, "chapter 12"),
   " explains it.",
 );
@@ -123,7 +145,7 @@ const examples = choices(EXAMPLES, (text) => {
     attempt(runChangedOrFirst);
   });
 const picture = make("div", {}, make("div.layers", {}, canvas, brush.sheet), film),
-  side = make("div.side", {}, examples);
+  side = make("div.side", {}, worlds(), examples);
 if (!compact) {
   picture.append(make("p.row", {}, brushing, wipe), make("p.row", {}, download, link));
   side.append(settings, adapted, reads, editing, changes);
@@ -218,7 +240,7 @@ async function loadBehind() {
   return came;
 }
 
-/** What is typed is drawn in one step, by nano with its adapter, and when no more comes in those of the form. */
+/** What is typed is drawn in one step or two, and when no more comes in those of the form. */
 const forget = follow(prompt, {
   wanted: () => typed.checked && !typed.disabled,
   draft: (text) =>
@@ -226,14 +248,14 @@ const forget = follow(prompt, {
       if (!(await load())) return false;
       if (text !== prompt.value.trim()) return true; // meanwhile more was typed
       const wish = { ...wished(), prompt: text };
-      return wish.lora ? true : run({ ...wish, lora: ADAPTER.file, steps: 1 }, "draft"); // in one step it needs no other
+      return wish.lora ? true : run({ ...wish, ...DRAFT }, "draft"); // in one step it needs no other
     }),
   finish: (text) => attempt(() => run({ ...wished(), prompt: text }, "typed")),
 });
 
 /** The model of the form, and its adapter if it has one. */
 const chosenModel =
-  () => (model.value === ADAPTER.file ? { model: "nano", lora: ADAPTER.file } : { model: model.value });
+  () => (model.value === ADAPTER?.file ? { model: MODEL, lora: ADAPTER.file } : { model: model.value });
 
 /** What the form says, or a sentence on what is wrong with it. */
 function wished() {
@@ -377,7 +399,7 @@ async function run(wish, way = "asked") {
       say(`Stopped after ${last.index + 1} of ${last.steps} steps, before the first picture was decoded.`);
     } else {
       if (still) film.replaceChildren(...frames);
-      if (way === "draft" && complete) say(`One step so far. Pause, and nano draws it in ${steps.value}.`);
+      if (way === "draft" && complete) say(`${DRAFTED} so far. Pause, and ${MODEL} draws it in ${steps.value}.`);
       else {
         say(
           (stopped
@@ -498,7 +520,7 @@ function show(drawn) {
   }
   paint(canvas, drawn.picture);
   brush.set(null); // a mask that nobody sees would change the next picture
-  canvas.setAttribute("aria-label", `Drawn by klein-nano: ${drawn.wish.prompt}`);
+  canvas.setAttribute("aria-label", `Drawn by ${TITLE}: ${drawn.wish.prompt}`);
   download.title = drawn.stopped
     ? "A run that was stopped cannot be drawn again from its file"
     : drawn.wish.reference
@@ -552,7 +574,7 @@ dice.onclick = () => {
 model.onchange = () => {
   ({ steps: steps.value, guidance: guidance.value } = MODELS[model.value]);
   guided.hidden = model.value !== "nano-base";
-  adapted.hidden = model.value !== ADAPTER.file;
+  adapted.hidden = model.value !== ADAPTER?.file;
   typed.disabled = model.value === "nano-base"; // a minute a picture: too slow to follow anybody
 };
 prompt.oninput = () => {
@@ -588,7 +610,7 @@ function fill() {
     set = (name, input) => {
       if (told.has(name)) input.value = told.get(name);
     };
-  const wanted = told.get("lora") ?? told.get("model") ?? "nano";
+  const wanted = told.get("lora") ?? told.get("model") ?? MODEL;
   if (model.querySelector(`[value="${CSS.escape(wanted)}"]`)) {
     model.value = wanted;
     model.onchange();
@@ -612,9 +634,9 @@ function offered() {
 /** Before anything is loaded: the run of the first example, drawn when the site was made (`python site/live.py`). */
 function showStored() {
   const pictures = [1, 2, 3, 4].map((step) =>
-    make("img", { src: `images/draw-${step}.png`, width: SIZE, height: SIZE, alt: `Expected after step ${step}` })
+    make("img", { src: `${STILLS}draw-${step}.png`, width: SIZE, height: SIZE, alt: `Expected after step ${step}` })
   );
-  const last = make("img", { src: "images/draw-4.png" }),
+  const last = make("img", { src: `${STILLS}draw-4.png` }),
     lay = (right) => pair(right, "one line wrong", null, ...offered());
   lay(blank);
   last.onload = () => {
@@ -624,9 +646,9 @@ function showStored() {
     lay({ ...blank, rgba: paper.getImageData(0, 0, SIZE, SIZE).data });
   };
   film.replaceChildren(...pictures.map((picture) => make("li", {}, picture)));
-  canvas.setAttribute("aria-label", `Drawn by klein-nano: ${EXAMPLES[0]}`);
+  canvas.setAttribute("aria-label", `Drawn by ${TITLE}: ${EXAMPLES[0]}`);
   const own = new URLSearchParams(location.hash.slice(1)),
-    same = { prompt: EXAMPLES[0], seed: "7", size: SIZES[0], steps: "4", model: "nano", lora: null, change: null },
+    same = { prompt: EXAMPLES[0], seed: "7", size: SIZES[0], steps: "4", model: MODEL, lora: null, change: null },
     other = filled && Object.entries(same).some(([name, value]) => own.get(name) !== value);
   status.value =
     (other

@@ -1,10 +1,10 @@
 // The explorers of chapters 0, 2, 4 and 5: the notebooks' widgets, with the same controls, where their stills stand.
 import { chart, heat, overlay } from "./charts.js";
 import { empiricalMu, imageIds, ropeTable, schedule } from "./klein.js";
-import { BYTES, SIZE } from "./model.js";
 import { figure, make, megabytes, paint, slider, toggles } from "./page.js";
 import { Painter } from "./painter.js";
 import { showToy } from "./toy.js";
+import { BYTES, SIZE } from "./world.js";
 
 const PROMPT = "a red circle above a blue square",
   SEED = 7;

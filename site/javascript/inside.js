@@ -12,9 +12,9 @@ import velocity from "./inside/velocity.js";
 import without from "./inside/without.js";
 import { look } from "./inside/look.js";
 import { number, pictureOf } from "./inside/parts.js";
-import { BYTES, SIZE, STORED } from "./model.js";
 import { calm, copy, field, make, megabytes, paint, slider } from "./page.js";
 import { Painter } from "./painter.js";
+import { BYTES, SIZE, STILLS, STORED, WORLD, worlds } from "./world.js";
 
 /** A view: its box, a sentence, its chapter, and what it shows of a run, or of all `together`; `steps`: where the film
  *  chooses the step, `controls`: what else can be chosen. */
@@ -31,12 +31,14 @@ const VIEWS = {
   without,
   difference,
 };
-const page = document.querySelector("#live-inside");
+const page = document.querySelector("#live-inside"),
+  BESIDE =
+    { shapes: "a blue circle above a blue square", critters: "a yellow critter with one eye that frowns" }[WORLD];
 
 // ---------------------------------------------------------------- the page
 
 const prompt = make("input", { value: STORED.inside, required: true, autocomplete: "off" }),
-  other = make("input", { value: "", placeholder: "a blue circle above a blue square", autocomplete: "off" });
+  other = make("input", { value: "", placeholder: BESIDE, autocomplete: "off" });
 const seed = make("input", {
   value: 7,
   inputmode: "numeric",
@@ -63,7 +65,7 @@ const form = make(
   ),
 );
 const panel = make("section.stop", { hidden: true, "aria-live": "polite", "aria-label": "Tour" }),
-  tour = make("button", { type: "button", onclick: () => visit(0) }, "Take the tour"),
+  tour = make("button", { type: "button", hidden: WORLD !== "shapes", onclick: () => visit(0) }, "Take the tour"),
   copyLink = make("button", { type: "button", disabled: true }, "Copy link");
 const map = make("div.map", { role: "group", "aria-label": "The way from words to the picture" }),
   film = make("ol.film", { "aria-label": "The picture expected after each step" }),
@@ -74,7 +76,7 @@ const map = make("div.map", { role: "group", "aria-label": "The way from words t
   columns = make("div.columns");
 page.replaceChildren(
   form,
-  make("p.row", {}, tour, copyLink),
+  make("div.row", {}, worlds(), tour, copyLink),
   make("p", {}, status),
   panel,
   map,
@@ -188,7 +190,7 @@ function stepSlider() {
  *  through. */
 function showStored() {
   const still = (step, as = "img") => {
-    const [src, alt] = [`images/inside-${step}.png`, `Expected after step ${step}`];
+    const [src, alt] = [`${STILLS}inside-${step}.png`, `Expected after step ${step}`];
     return make(as, { src, alt, width: SIZE, height: SIZE });
   };
   diagram();
@@ -284,7 +286,7 @@ const STOPS = [
 async function visit(i) {
   if (panel.hidden) {
     prompt.value = STORED.inside;
-    other.value = "a blue circle above a blue square";
+    other.value = BESIDE;
     seed.value = 7;
     if (!(await run({}))) return;
   }

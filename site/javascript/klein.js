@@ -767,9 +767,9 @@ export class Klein extends Arrays {
 
   /** Draws, one Euler step at a time; `decode(clean)` is the picture expected from there, at the end the picture.
    *  reference: {rgba, width, height}, a picture to edit. mask: a number per token, 1 where it is drawn anew, 0 where
-   *  it stays. model: "nano", or "nano-base" with guidance. lora: the name of an adapter. start: noise. */
-  *draw({ prompt, seed, steps, width, height, model = "nano", lora, guidance = 1, reference, mask, start }) {
-    const part = model === "nano" ? "transformer" : "base/transformer", c = this.config[part].in_channels;
+   *  it stays. model: "nano-base", with guidance, or any other. lora: the name of an adapter. start: noise. */
+  *draw({ prompt, seed, steps, width, height, model, lora, guidance = 1, reference, mask, start }) {
+    const part = model === "nano-base" ? "base/transformer" : "transformer", c = this.config[part].in_channels;
     const gh = height / 16, gw = width / 16, n = gh * gw, sigmas = schedule(steps, n), ids = imageIds(gh, gw);
     const txt = this.encodeText(this.tokenize(prompt)), without = guidance > 1 && this.encodeText(this.tokenize(""));
     const seen = reference ? this.encode(reference.rgba, reference.width, reference.height) : [];

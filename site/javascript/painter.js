@@ -1,9 +1,12 @@
 // The worker, as a page sees it: ask for something, hear what comes, wait for the end.
 
+import { WORLD } from "./world.js";
+
 export class Painter {
   constructor() {
     const url = new URL("worker.js", import.meta.url),
       told = new URL(location).searchParams;
+    url.searchParams.set("world", WORLD);
     for (const name of ["wasm", "patience"]) { // ?wasm=0: to see what WebAssembly is good for; the other is the tests'
       if (told.has(name)) url.searchParams.set(name, told.get(name));
     }

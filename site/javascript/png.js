@@ -1,6 +1,6 @@
 // A PNG file that remembers what made it, as kleinlite writes them. Not by the canvas: some browsers change what is
 // read from it, so that nobody can tell visitors apart.
-import { ADAPTER } from "./model.js";
+import { ADAPTER } from "./world.js";
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
   for (let k = 0; k < 8; k++) n = n & 1 ? 0xedb88320 ^ (n >>> 1) : n >>> 1;

@@ -5,8 +5,8 @@ import { Klein, noise, TEMPLATE } from "./klein.js";
 import { foldBlanks } from "./limits.js";
 import { paste, tokenMask } from "./masks.js";
 import { spoil } from "./mistakes.js";
-import { BYTES, FILES, FOLDER } from "./model.js";
 import { unpack } from "./packed.js";
+import { BYTES, FILES, FOLDER, MODEL } from "./world.js";
 
 const folder = new URL(FOLDER, import.meta.url),
   told = new URL(self.location).searchParams,
@@ -22,7 +22,7 @@ let latest = 0,
 
 /** The browser's own store of what it fetched, without the models of earlier days; undefined where there is none. */
 const store = (async () => {
-  const cache = await self.caches.open("klein-nano");
+  const cache = await self.caches.open(`klein-${MODEL}`);
   for (const request of await cache.keys()) if (!request.url.startsWith(folder)) await cache.delete(request);
   return cache;
 })().catch(() => undefined);
@@ -98,7 +98,8 @@ async function fetchKernel() {
 
 /** The matrix of the fast preview; null where it cannot be had. */
 async function fetchMatrix() {
-  const answer = await fetch(new URL("fast_preview.bin", import.meta.url), { signal: halt.signal }).catch(() => null),
+  const url = new URL(`fast_preview/${MODEL}.bin`, import.meta.url),
+    answer = await fetch(url, { signal: halt.signal }).catch(() => null),
     bytes = answer?.ok ? await answer.arrayBuffer().catch(() => null) : null;
   return bytes?.byteLength === MATRIX ? new Float32Array(bytes) : null;
 }

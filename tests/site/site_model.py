@@ -1,4 +1,4 @@
-"""klein-nano as the site's visitors have it: with matrices of 8-bit numbers, in a folder that the package loads."""
+"""A model as the site's visitors have it: with matrices of 8-bit numbers, in a folder that the package loads."""
 
 import gzip
 from pathlib import Path
@@ -17,9 +17,9 @@ def unpack_shard(content: bytes) -> bytes:
     return save(tensors)
 
 
-def write_site_model(folder: Path) -> Path:
+def write_site_model(folder: Path, model: Path = live.NANO) -> Path:
     """The folder, filled; `base` in it is nano-base."""
-    for path, content in live.pack_model(live.read_model()).items():
+    for path, content in live.pack_model(live.read_model(model)).items():
         packed = path.endswith(".gz")
         live.write_file(folder / path.removesuffix(".gz"), unpack_shard(content) if packed else content)
     return folder

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import live
 import numpy as np
 import pytest
 from PIL import Image
@@ -101,6 +102,35 @@ def test_nothing_is_loaded_before_the_first_click_and_then_it_draws(draw, home, 
     same(Image.open(file), np.array(steps[-1].preview()))
     assert cli.main(["generate", "--like", str(file), "-o", str(tmp_path / "again.png")]) == 0
     alike(Image.open(file), np.array(Image.open(tmp_path / "again.png")))
+    assert log.errors == []
+
+
+def test_the_world_of_critters(draw, tmp_path):
+    """The switch leads to the same page with another model: its stored run, picture, change, file and link."""
+    page, log = draw()
+    page.click(".worlds >> text=critters")
+    page.wait_for_url("**/draw.html?world=critters")
+    assert page.inner_text(".worlds [aria-current]") == "critters"
+    prompt = page.input_value("[name=prompt]")
+    bundled = Klein.from_pretrained("critters", keep_loaded=True)
+    for i, step in enumerate(bundled.stream(prompt, seed=7, progress=False)):
+        assert page.get_attribute(f".film li:nth-child({i + 1}) img", "src") == f"images/critters-draw-{i + 1}.png"
+        same(step.preview(), np.array(Image.open(ROOT / f"notebooks/images/critters-draw-{i + 1}.png")))
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    assert [url for url in log.requests if "/critters-" in url]
+    assert not [url for url in log.requests if "/nano-" in url]
+    klein = Klein.from_pretrained(write_site_model(tmp_path / "model", live.CRITTERS), keep_loaded=True)
+    same(before := klein(prompt, seed=7, progress=False), picture(page))
+    assert picture_info(saved(page, tmp_path)) == picture_info(step.preview())
+    page.click("text=make it frown")
+    page.wait_for_selector(".gallery button:nth-child(2)", timeout=LONG)
+    same(klein("make it frown", images=[before], seed=7, progress=False), picture(page))
+    link = page.evaluate("location.href")
+    assert "?world=critters#" in link and "model=critters" in link and link.endswith("change=make+it+frown")
+    page.fill("[name=prompt]", "a dragon")
+    page.click("button.chief")
+    page.wait_for_function(says('critters never learned "dragon"'), timeout=LONG)
     assert log.errors == []
 
 
@@ -542,7 +572,7 @@ def test_a_wrong_answer_is_told_and_not_kept(draw, nano, file, fault):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["a page of a proxy", "half of it"])
-@pytest.mark.parametrize("file", ["**/fast_preview.bin", "**/gemm.wasm"])
+@pytest.mark.parametrize("file", ["**/fast_preview/nano.bin", "**/gemm.wasm"])
 def test_what_only_makes_it_faster_may_be_damaged(draw, nano, file, fault):
     """The matrix of the fast preview and the compiled product: without them it draws as well."""
     page, log = draw("#prompt=a+boat&seed=2&steps=1&size=64x64")

@@ -159,6 +159,29 @@ def test_it_opens_on_a_stored_film_and_every_box_draws(open_page, home):
     assert log.errors == []
 
 
+def test_it_opens_on_a_critter(open_page, home, tmp_path):
+    """In the other world: its stored film, its longer sentences, and no tour, whose words are about shapes."""
+    page, log = open_page(f"{home}/inside.html")
+    page.click(".worlds >> text=critters")
+    page.wait_for_url("**/inside.html?world=critters")
+    prompt = page.input_value("[name=prompt]")
+    for i, step in enumerate(Klein.from_pretrained("critters").stream(prompt, seed=7, progress=False)):
+        same(step.preview(), np.array(Image.open(ROOT / f"notebooks/images/critters-inside-{i + 1}.png")))
+    page.click("[data-view=tokens]")
+    page.wait_for_selector("[data-view=tokens][aria-pressed=true]", timeout=LONG)
+    assert "filled up to 48." in page.inner_text(".columns") and not page.is_visible("text=Take the tour")
+    page.click("[data-view=picture]")
+    page.click(".film li:nth-child(4) button")
+    klein = Klein.from_pretrained(write_site_model(tmp_path, live.CRITTERS))
+    same(klein(prompt, seed=7, progress=False), picture(page, ".column:nth-child(1) canvas"))
+    page.click("[data-view=attention]")
+    assert "measured for shapes alone" in page.inner_text(".score")
+    page.click("[data-view=without]")
+    page.wait_for_function("document.querySelector('.columns').innerText.includes('of 255 levels')", timeout=LONG)
+    page.wait_for_function("location.search === '?world=critters' && location.hash.includes('view=without')")
+    assert not [url for url in log.requests if "/nano-" in url] and log.errors == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_a_wrong_answer_is_told(open_page, home, fault):

@@ -3,10 +3,12 @@
 import base64
 import io
 
+import live
 import numpy as np
 import pytest
 from browser import watch
 from PIL import Image
+from site_model import write_site_model
 from test_draw_page import BIG, DRAWN, LONG, nano, picture, same, says, site_model  # noqa: F401, two are fixtures
 from tiers import slow
 
@@ -42,7 +44,7 @@ def wait_for(page, sentence: str) -> None:
 
 
 def model_files(log) -> list[str]:
-    return [url for url in log.requests if "/nano-" in url]
+    return [url for url in log.requests if "/nano-" in url or "/critters-" in url]
 
 
 @pytest.fixture
@@ -228,8 +230,8 @@ def test_with_one_look_chosen_one_step_is_all(draw, site_model):  # noqa: F811
     same(quick("a red heart", seed=7, steps=1, progress=False), picture(page))
 
 
-def test_home_follows_too(open_page, home, nano):  # noqa: F811
-    """The same above the fold of the first page: a stored run, nothing loaded, and then what is typed."""
+def test_home_follows_too(open_page, home, tmp_path):
+    """The same above the fold of the first page, with a critter: a stored run, nothing loaded, and what is typed."""
     page, log = open_page(f"{home}/index.html", width=1280)
     page.set_viewport_size({"width": 1280, "height": 800})
     big = BIG.replace("#live-draw", "#live-draw-compact")
@@ -238,7 +240,13 @@ def test_home_follows_too(open_page, home, nano):  # noqa: F811
     assert box["y"] > 0 and box["y"] + box["height"] < 800
     assert page.locator(".film img").count() == 4 and model_files(log) == []
     assert page.locator(".live select, .live [name=seed]").count() == 0
-    page.fill(PROMPT, SENTENCE)
+    assert page.inner_text(".worlds [aria-current]") == "critters"
+    page.fill(PROMPT, "")
+    type_words(page, "a happy green ")
+    page.wait_for_function("document.querySelector('.live output').value.startsWith('Two steps so far')", timeout=LONG)
+    type_words(page, "monster with one eye")
     page.wait_for_function("document.querySelector('.live output').value.startsWith('Drawn in')", timeout=LONG)
-    same(nano(SENTENCE, seed=7, progress=False), picture(page, big))
+    critters = Klein.from_pretrained(write_site_model(tmp_path, live.CRITTERS))
+    same(critters("a happy green monster with one eye", seed=7, progress=False), picture(page, big))
     assert page.evaluate("location.hash") == "" and log.errors == []
+    assert not [url for url in log.requests if "/nano-" in url]

@@ -1,7 +1,7 @@
 // Where a patch looks, and where a word is.
 import { overlay } from "../charts.js";
-import { SCORES } from "../model.js";
 import { figure, make } from "../page.js";
+import { SCORES } from "../world.js";
 import { look } from "./look.js";
 import { blockSlider, chip, headSlider, patches, patchSliders, percent, pictureOf, shown, stepOf } from "./parts.js";
 
@@ -43,6 +43,7 @@ function fit(run, token) {
 
 /** How true such a map is, as it was measured on drawings. */
 function scoreOf(run) {
+  if (!SCORES) return "How true is the map of a word? That was measured for shapes alone.";
   if (look.now.block < 0 || look.now.head >= 0) {
     return "How true is the map of a word? Choose a block, with the mean of all heads, and its score is told here.";
   }

@@ -19,7 +19,7 @@ const gates = () =>
 let queue = Promise.resolve();
 function drawWithout(run, cut) {
   const { turn } = look,
-    wish = { prompt: run.prompt, seed: run.seed, steps: 4, model: "nano", guidance: 1, cut };
+    wish = { prompt: run.prompt, seed: run.seed, steps: 4, cut };
   const { width, height } = pictureOf(run, run.steps[0]);
   queue = queue.then(async () => {
     if (turn !== look.turn) throw new Error("overtaken");
