@@ -118,7 +118,7 @@ def test_the_world_of_critters(draw, tmp_path):
         same(step.preview(), np.array(Image.open(ROOT / f"notebooks/images/critters-draw-{i + 1}.png")))
     page.click("button.chief")
     page.wait_for_function(DRAWN, timeout=LONG)
-    assert [url for url in log.requests if "/critters-" in url]
+    assert [url for url in log.requests if "/live/critters-" in url]
     assert not [url for url in log.requests if "/nano-" in url]
     klein = Klein.from_pretrained(write_site_model(tmp_path / "model", live.CRITTERS), keep_loaded=True)
     same(before := klein(prompt, seed=7, progress=False), picture(page))

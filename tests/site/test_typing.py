@@ -44,7 +44,7 @@ def wait_for(page, sentence: str) -> None:
 
 
 def model_files(log) -> list[str]:
-    return [url for url in log.requests if "/nano-" in url or "/critters-" in url]
+    return [url for url in log.requests if "/live/nano-" in url or "/live/critters-" in url]
 
 
 @pytest.fixture
