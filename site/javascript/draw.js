@@ -3,9 +3,10 @@
 import { Brush } from "./brush.js";
 import { describeLimits } from "./limits.js";
 import { MISTAKES } from "./mistakes.js";
-import { calm, copy, field, figure, make, megabytes, paint, toggles } from "./page.js";
+import { calm, copy, field, figure, make, megabytes, paint, save, toggles } from "./page.js";
 import { Painter } from "./painter.js";
 import { describe, png } from "./png.js";
+import { canFilm, sendCard, sendFilm } from "./share.js";
 import { follow } from "./typing.js";
 import { ADAPTER, BYTES, MODEL, SIZE, STILLS, STORED, WORLD, worlds } from "./world.js";
 
@@ -129,7 +130,9 @@ const brushing = make("button", { type: "button", "aria-pressed": "false", disab
   wipe = make("button", { type: "button", disabled: true }, "Clear the mask");
 const film = make("ol.film", { "aria-label": "The picture expected after each step" });
 const download = make("button", { type: "button", disabled: true }, "Download PNG"),
-  link = make("button", { type: "button", disabled: true }, "Copy link");
+  link = make("button", { type: "button", disabled: true }, "Copy link"),
+  card = make("button", { type: "button", disabled: true, title: "with its sentence and this address" }, "Send a card"),
+  filmed = make("button", { type: "button", disabled: true, hidden: !canFilm() }, "Send the film");
 const words = make("p.tokens"),
   reads = make("details", {}, make("summary", {}, "What the model reads"), words);
 const change = make("input", { placeholder: CHANGES[0], autocomplete: "off", enterkeyhint: "go" });
@@ -150,6 +153,7 @@ if (!compact) {
   picture.append(make("p.row", {}, brushing, wipe), make("p.row", {}, download, link));
   side.append(settings, adapted, reads, editing, changes);
 }
+picture.append(make("p.row", {}, card, filmed));
 side.append(gallery);
 page.replaceChildren(
   form,
@@ -322,7 +326,7 @@ wipe.onclick = () => brush.set(null);
 function busy(now) {
   stop.disabled = !now;
   page.setAttribute("aria-busy", now);
-  for (const element of [download, link, brushing]) element.disabled = !shown;
+  for (const element of [download, link, card, filmed, brushing]) element.disabled = !shown;
 }
 
 /** Draws, and says whether it came to its end. way: "asked" for by a button, "typed", or a "draft" of what is being typed;
@@ -330,6 +334,7 @@ function busy(now) {
 async function run(wish, way = "asked") {
   const mine = ++running,
     frames = [],
+    pictures = [],
     { width, height } = wish,
     still = calm() || way !== "asked",
     limits = describeLimits(wish.model, wish.prompt, width, height);
@@ -361,6 +366,7 @@ async function run(wish, way = "asked") {
       make("span", {}, `t = ${step.tNext.toFixed(2)}`),
     );
     frames.push(make("li", {}, look));
+    pictures.push(picture);
     seen = { picture, step };
     if (!still) {
       film.append(frames.at(-1));
@@ -409,7 +415,7 @@ async function run(wish, way = "asked") {
             (limits && ` ${limits}`),
         );
       }
-      show({ picture: seen.picture, wish, stopped });
+      show({ picture: seen.picture, pictures, wish, stopped });
       if (way === "asked") hang(shown);
       if (way !== "draft") remember();
     }
@@ -586,15 +592,19 @@ prompt.oninput = () => {
     painter.ask("read", { prompt: prompt.value }, { read: tell }).catch((error) => say(error.message));
   }
 };
-download.onclick = async () => {
-  const { picture, wish } = shown,
-    url = URL.createObjectURL(await png(picture, describe(wish)));
-  make("a", {
-    href: url,
-    download: `${wish.prompt.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}-${wish.seed}.png`,
-  }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000);
-};
+const fileName = ({ prompt, seed }) => `${prompt.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}-${seed}`;
+download.onclick = async () => save(await png(shown.picture, describe(shown.wish)), `${fileName(shown.wish)}.png`);
+card.onclick = () => attempt(() => sendCard(shown.picture, shown.wish.prompt, fileName(shown.wish)));
+filmed.onclick = () =>
+  attempt(async () => {
+    const { pictures, wish } = shown;
+    filmed.disabled = true; // a few seconds
+    try {
+      await sendFilm(pictures, wish.prompt, fileName(wish));
+    } finally {
+      filmed.disabled = false;
+    }
+  });
 link.onclick = async () => {
   remember();
   say(

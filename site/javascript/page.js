@@ -14,6 +14,13 @@ export const copy = async (text) => {
   }
 };
 
+/** A file of the browser's downloads. */
+export function save(blob, name) {
+  const href = URL.createObjectURL(blob);
+  make("a", { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 60_000);
+}
+
 /** An element: make("p.note", { title: "…" }, "text", child, …) */
 export function make(what, attributes = {}, ...children) {
   const [name, ...classes] = what.split("."),

@@ -1,5 +1,6 @@
 """The page Draw of the built site, as a visitor uses it, and its pictures against the package's."""
 
+import base64
 import json
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -131,6 +132,42 @@ def test_the_world_of_critters(draw, tmp_path):
     page.fill("[name=prompt]", "a dragon")
     page.click("button.chief")
     page.wait_for_function(says('critters never learned "dragon"'), timeout=LONG)
+    assert log.errors == []
+
+
+def test_a_card_and_a_film_are_sent(draw, tmp_path):
+    """The card has the picture above its sentence; the film plays, as large, and ends with the picture."""
+    page, log = draw()
+    page.click("button.chief")
+    page.wait_for_function(DRAWN, timeout=LONG)
+    with page.expect_download() as card:
+        page.click("text=Send a card")
+    card = Image.open(card.value.path()).convert("RGB")
+    assert card.width == 720 and card.height > 760
+    small = np.array(card.crop((36, 36, 684, 684)).resize((96, 96), Image.Resampling.BOX)).astype(int)
+    assert np.abs(small - picture(page)).mean() < 3
+    assert len(set(card.crop((36, 690, 684, card.height)).getdata())) > 2, "words"
+    with page.expect_download(timeout=LONG) as film:
+        page.click("text=Send the film")
+    film = film.value
+    assert film.suggested_filename.startswith("a-red-house-under-a-yellow-sun-7.")
+    told = page.evaluate(
+        """async (data) => {
+            const video = document.createElement("video");
+            video.src = `data:video/webm;base64,${data}`;
+            await new Promise((ready, refused) => { video.onloadeddata = ready; video.onerror = refused; });
+            video.muted = true;
+            await video.play();
+            await new Promise((ended) => (video.onended = ended));
+            const paper = new OffscreenCanvas(video.videoWidth, video.videoHeight), pen = paper.getContext("2d");
+            pen.drawImage(video, 0, 0);
+            return [video.videoWidth, video.videoHeight, [...pen.getImageData(36, 36, 648, 648).data]];
+        }""",
+        base64.b64encode(Path(film.path()).read_bytes()).decode(),
+    )
+    assert tuple(told[:2]) == card.size
+    last = np.array(told[2]).reshape(648, 648, 4)[..., :3]
+    assert np.abs(last - np.array(card.crop((36, 36, 684, 684))).astype(int)).mean() < 6
     assert log.errors == []
 
 
