@@ -36,7 +36,7 @@ WORLDS = {"shapes": NANO, "critters": CRITTERS}
 STORED = {  # the prompts whose runs, with seed 7, two pages show before a visitor has loaded anything, by world
     "shapes": {"draw": "a red house under a yellow sun", "inside": "a red circle above a blue square"},
     "critters": {
-        "draw": "a yellow critter with horns on a purple background",
+        "draw": "a blue critter with a crown and three eyes",
         "inside": "a yellow critter with one eye that laughs",
     },
 }

@@ -25,7 +25,7 @@ const EXAMPLES = [
       "a white pot with a cactus and a wink on a blue background",
       "a tall pink critter with a crown and three eyes",
       "a sleepy orange creature with bunny ears on a black background",
-      "a purple pot with a tulip that shows its tongue",
+      "an orange pot with a flower and angry eyes",
     ],
   }[WORLD],
 ];
@@ -37,7 +37,7 @@ const CHANGES = {
     "make the house blue",
     "remove the square",
   ],
-  critters: ["make it frown", "give it three eyes", "take off its horns", "make the background green", "make it pink"],
+  critters: ["make it frown", "give it one eye", "take off its crown", "make the background green", "make it pink"],
 }[WORLD];
 const MODELS = {
   [MODEL]: { steps: 4, guidance: 1, says: `${MODEL}: four steps` },

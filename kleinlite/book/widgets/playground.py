@@ -25,7 +25,7 @@ from .panel import Clickable, Code, Files, Panel, make_row, make_thumbnail, show
 __all__ = ["Playground", "playground"]
 
 PROMPT = "a red house under a yellow sun"
-PROMPTS = {"nano": PROMPT, "critters": "a yellow critter with horns on a purple background"}  # of quick models
+PROMPTS = {"nano": PROMPT, "critters": "a blue critter with a crown and three eyes"}  # of quick models
 
 
 def reproduction_code(klein: Klein, request: dict, files: list[str]) -> str:
