@@ -28,6 +28,7 @@ from kleinlite.autoencoder import Autoencoder
 from kleinlite.klein import Klein
 from kleinlite.nano.evaluate import draw_all, tally
 from kleinlite.pipeline import to_images, to_pixels
+from kleinlite.text_encoder import TEMPLATE
 
 from .world import World, find_world
 
@@ -49,10 +50,14 @@ def there_and_back(model: Autoencoder, images: list[Image.Image]) -> list[Image.
     return [picture for x in batches for picture in to_images(model.decode(model.encode(x)))]
 
 
-def in_other_words(world: World, caption: str) -> str:
-    """Another sentence that says the same."""
+def in_other_words(klein: Klein, world: World, caption: str) -> str:
+    """Another sentence that says the same, and for which the text encoder has room."""
     rng = random.Random(caption)
-    return next(said for said in (world.reword(rng, caption) for _ in range(1000)) if said != caption)
+
+    def fits(said: str) -> bool:
+        return len(klein.tokenizer.encode(TEMPLATE.format(said)).ids) <= klein.info.max_length
+
+    return next(said for said in (world.reword(rng, caption) for _ in range(1000)) if said != caption and fits(said))
 
 
 def whole(results: list[dict[str, bool]], captions: Sequence[str] = ()) -> str:
@@ -74,7 +79,7 @@ def whole(results: list[dict[str, bool]], captions: Sequence[str] = ()) -> str:
 def report_captions(klein: Klein, world: World, options: argparse.Namespace) -> list[Image.Image]:
     """The model's pictures, and beside them the drawn scenes through its autoencoder: what is lost already there."""
     cases = world.cases(options.count, options.test, options.apart)
-    said = [in_other_words(world, caption) if options.reworded else caption for _, caption in cases]
+    said = [in_other_words(klein, world, caption) if options.reworded else caption for _, caption in cases]
     pictures = draw_all(klein, said, steps=options.steps, guidance=options.guidance)
     drawn = there_and_back(klein.autoencoder, [world.draw(scene) for scene, _ in cases])
     results, limits = (

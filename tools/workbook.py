@@ -208,11 +208,12 @@ def introduce(name: str, holes: list[str]) -> str:
 
 
 def make_all(root: Path = ROOT) -> dict[str, str]:
-    """Each chapter's workbook as a file's text, by its name."""
+    """The workbook of each chapter that has holes, as a file's text, by its name."""
     found = {}
     for path in sorted((root / "notebooks").glob("[0-9]*.ipynb")):
         notebook = json.loads(path.read_text("utf-8"))
-        found[path.name] = to_json(make_workbook(notebook, path.stem))
+        if any(holes_in(cell, module_of(notebook)) for cell in notebook["cells"]):
+            found[path.name] = to_json(make_workbook(notebook, path.stem))
     return found
 
 

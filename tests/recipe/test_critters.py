@@ -43,7 +43,7 @@ def test_the_package_knows_all_words_and_no_others():
     rng = random.Random(0)
     said = {text for seed in range(600) for text in WORLD.sentences(seed)}
     said |= {WORLD.no_op_instruction(rng, being) for being in BEINGS}
-    said |= {WORLD.reword(rng, text) for text in sorted(said) for _ in range(4)}
+    said |= {WORLD.reword(rng, text) for text in sorted(said) for _ in range(12)}
     assert {text for text in said if describe_limits("critters", 96, text, 96, 96)} == set()
     words = {word for text in said for word in split_words(text)}
     assert words == {word for known in LIMITS["critters"].words for word in known.split()}

@@ -146,7 +146,7 @@ def test_a_card_and_a_film_are_sent(draw, tmp_path):
     assert card.width == 720 and card.height > 760
     small = np.array(card.crop((36, 36, 684, 684)).resize((96, 96), Image.Resampling.BOX)).astype(int)
     assert np.abs(small - picture(page)).mean() < 3
-    assert len(set(card.crop((36, 690, 684, card.height)).getdata())) > 2, "words"
+    assert np.ptp(np.array(card.crop((36, 690, 684, card.height)))) > 100, "words"
     with page.expect_download(timeout=LONG) as film:
         page.click("text=Send the film")
     film = film.value

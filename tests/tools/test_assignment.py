@@ -9,7 +9,7 @@ from tools import workbook
 from tools.assignment import make_assignment
 from tools.holes import HOLES
 
-CHAPTERS = sorted(workbook.ROOT.glob("notebooks/[0-9]*.ipynb"))
+CHAPTERS = [workbook.ROOT / "notebooks" / name for name in workbook.make_all()]
 
 
 def make(path, program: str) -> list[dict]:

@@ -28,4 +28,4 @@ def test_a_card_has_a_name_a_front_a_back_and_a_tag():
     lines = make_cards().splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
     assert lines[:3] == ["#separator:tab", "#html:true", "#guid column:1"]
-    assert {len(row) for row in rows} == {4} and len({name for name, *_ in rows}) == len(rows) == 54
+    assert {len(row) for row in rows} == {4} and len({name for name, *_ in rows}) == len(rows) == 57
