@@ -1,6 +1,6 @@
-"""What does each line of the decoder of microklein do? Break it, and look: one small change at a time, on klein-nano.
+"""What does each line of microklein do? Break it, and look: one small change at a time, drawn with klein-nano.
 
-    python -m tools.every_line    draw all of them anew, into site/javascript/every_line/ (a minute)
+    python -m tools.every_line    draw all of them anew, into site/javascript/every_line/ (ten minutes of one core)
 
 A change turns an operator, leaves out a term or the call around an argument, or makes a number half as large again. Of
 each line the first and the last such change are drawn. Written are a sheet of pictures, and `lines.json`: for each
@@ -12,7 +12,7 @@ import copy
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +28,16 @@ RESULTS = ROOT / "site" / "javascript" / "every_line"
 PROMPT, SEED, GRID, STEPS = "a red circle above a blue square", 7, 6, 4
 SIDE, COLUMNS = 96, 12  # pixels of a picture, and pictures in a row of the sheet
 TURNED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
-AROUND = {"silu", "rotate", "modulate", "heads", "rms_norm", "group_norm", "linear", "conv", "res_block", "attn_block"}
-DECODER = ("conv", "group_norm", "res_block", "attn_block", "decode")  # the functions that are broken
+AROUND = {
+    "silu", "rotate", "modulate", "heads", "rms_norm", "group_norm", "linear", "conv", "res_block", "attn_block",
+    "add_mlp", "single_block", "qwen_layer",
+}  # fmt: skip
+UNBROKEN = {  # functions that read files or arguments: a change there shows nothing of the model
+    "read_safetensors": "reads a file", "load": "reads a folder", "under": "picks names", "float32": "widens numbers",
+    "draw": "reads arguments",
+}  # fmt: skip
+SHARED = {"linear", "rms_norm", "silu", "heads", "project_qkv", "attention", "rope_table", "rotate"}
+FIRST = {"encode": 0, "qwen_layer": 0, "conv": 2, "group_norm": 2, "res_block": 2, "attn_block": 2, "decode": 2}
 
 
 class Change(NamedTuple):
@@ -52,7 +60,7 @@ def changes(source: str) -> list[Change]:
 def all_changes(source: str) -> Iterator[Change]:
     tree = ast.parse(source)
     for place, function in enumerate(tree.body):
-        if isinstance(function, ast.FunctionDef) and function.name in DECODER:
+        if isinstance(function, ast.FunctionDef) and function.name not in UNBROKEN:
             for number, node in enumerate(ast.walk(function)):
                 for other in broken(node):
                     changed = copy.deepcopy(tree)
@@ -70,7 +78,9 @@ def broken(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in AROUND and node.args:
         return [node.args[0]]
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value not in (0, 1, 2):
-        return [ast.Constant(node.value * 3 / 2)]
+        larger = node.value * 3 / 2
+        if isinstance(node.value, float) or larger.is_integer():  # half a channel or half an axis says nothing
+            return [ast.Constant(type(node.value)(larger))]
     return []
 
 
@@ -85,44 +95,59 @@ def replace(function: ast.stmt, number: int, other: ast.expr) -> None:
                 setattr(parent, name, [other if item is old else item for item in value])
 
 
-def run(tree: ast.Module) -> dict[str, Any]:
-    """What a page defines, right or broken."""
-    names: dict[str, Any] = {"__name__": "page", "__file__": str(PAGE)}
-    exec(compile(ast.fix_missing_locations(tree), str(PAGE), "exec"), names)
-    return names
+class Page:
+    """A page that draws, right or broken. What comes before the first broken stage is taken from the right one."""
 
+    def __init__(self, tree: ast.Module):
+        self.names: dict[str, Any] = {"__name__": "page", "__file__": str(PAGE)}
+        exec(compile(ast.fix_missing_locations(tree), str(PAGE), "exec"), self.names)
 
-def decode(page: dict[str, Any], latents: np.ndarray) -> np.ndarray:
-    """The picture of latents (n, 128) by a page's decoder, as `draw` rounds it: (96, 96, 3), 8 bits."""
-    with np.errstate(all="ignore"):
-        pixels = page["decode"](NANO, latents, GRID, GRID)
-        picture = np.round(255 * np.clip(pixels / 2 + 0.5, 0, 1)).astype(np.uint8)
-    if picture.shape != (SIDE, SIDE, 3):
-        raise ValueError(f"the picture has the shape {picture.shape}")
-    return picture
+    def features(self) -> np.ndarray:
+        return self.names["encode"](NANO, PROMPT)
+
+    def latents(self, features: np.ndarray) -> np.ndarray:
+        noise = np.random.default_rng(SEED).standard_normal((GRID * GRID, 128), dtype=np.float32)
+        return self.names["denoise"](NANO, noise, features, GRID, GRID, STEPS)
+
+    def picture(self, latents: np.ndarray) -> np.ndarray:
+        pixels = self.names["decode"](NANO, latents, GRID, GRID)
+        return np.round(255 * np.clip(pixels / 2 + 0.5, 0, 1)).astype(np.uint8)
 
 
 class Right(NamedTuple):
-    """What the page makes as it stands: latents (n, 128) after the last step, and their picture."""
+    """What the page makes as it stands."""
 
+    features: np.ndarray
     latents: np.ndarray
     picture: np.ndarray
 
     @classmethod
     def of(cls, source: str) -> "Right":
-        page = run(ast.parse(source))
-        noise = np.random.default_rng(SEED).standard_normal((GRID * GRID, 128), dtype=np.float32)
-        latents = page["denoise"](NANO, noise, page["encode"](NANO, PROMPT), GRID, GRID, STEPS)
-        return cls(latents, decode(page, latents))
+        page = Page(ast.parse(source))
+        features = page.features()
+        latents = page.latents(features)
+        return cls(features, latents, page.picture(latents))
+
+
+def draw(change: Change, right: Right) -> np.ndarray:
+    """The picture of a broken page, (96, 96, 3)."""
+    page, stage = Page(change.tree), FIRST.get(change.function, 0 if change.function in SHARED else 1)
+    features = page.features() if stage == 0 else right.features
+    latents = page.latents(features) if stage < 2 else right.latents
+    with np.errstate(all="ignore"):
+        picture = page.picture(latents)
+    if picture.shape != right.picture.shape:
+        raise ValueError(f"the picture has the shape {picture.shape}")
+    return picture
 
 
 def examine(change: Change, right: Right) -> tuple[dict, np.ndarray | None]:
     """What is told of a change, and its picture, if it draws one."""
     about = {"line": change.line, "before": change.before, "after": change.after}
     try:
-        picture = decode(run(change.tree), right.latents)
+        picture = draw(change, right)
     except Exception as error:
-        return about | {"error": f"{type(error).__name__}: {error}".split("\n")[0].split(". ")[0][:120]}, None
+        return about | {"error": f"{type(error).__name__}: {error}".split("\n")[0][:120]}, None
     apart = np.abs(picture.astype(int) - right.picture)
     seen = ", ".join(f"{thing.color} {thing.kind}" for thing in judge(Image.fromarray(picture)).things)
     return about | {
@@ -130,6 +155,18 @@ def examine(change: Change, right: Right) -> tuple[dict, np.ndarray | None]:
         "most": int(apart.max()),
         "judge": seen or "nothing",
     }, picture
+
+
+def unbroken(source: str, found: Iterable[dict]) -> dict[int, str]:
+    """For each line of code in a function that no change breaks, why that is."""
+    reasons: dict[int, str] = {}
+    lines = {about["line"] for about in found}
+    for function in ast.parse(source).body:
+        if isinstance(function, ast.FunctionDef):
+            inside = {node.lineno for node in ast.walk(function) if isinstance(node, ast.stmt)} - {function.lineno}
+            why = UNBROKEN.get(function.name, "has no operator to turn, no call to leave out, no number to enlarge")
+            reasons |= dict.fromkeys(inside - lines, why)
+    return reasons
 
 
 def write(found: list[tuple[dict, np.ndarray | None]], right: np.ndarray) -> None:

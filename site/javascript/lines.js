@@ -1,4 +1,4 @@
-// Every line of the decoder of microklein, broken: what a change of the line that is pointed at draws, and from a picture to its line.
+// Every line of microklein, broken: what a change of the line that is pointed at draws, and from a picture to its line.
 import { make } from "./page.js";
 
 const FOLDER = new URL("every_line/", import.meta.url),
@@ -16,9 +16,11 @@ const cut = (number) =>
 /** What became of a change, in words. */
 function outcome({ error, levels, most, judge }) {
   if (error) return `It draws nothing: ${error}.`;
-  if (most <= 1) return "The picture stays. Only a comparison of numbers finds this change.";
+  if (most <= 1) return "The picture stays. If anything finds this change, it is a comparison of numbers.";
   const seen = judge.replaceAll("unclear", "something");
-  return `${levels.toFixed(1)} levels of 255 away on average: test_microklein refuses it. The judge sees: ${seen}.`;
+  return `${
+    levels.toFixed(1)
+  } levels of 255 away on average, where test_microklein allows at most one anywhere. The judge sees: ${seen}.`;
 }
 
 /** Where on the screen each line of a block of code begins: on a phone a long one takes several rows. */

@@ -134,7 +134,7 @@ def test_a_reference_is_read_as_klein_reads_it(play, tmp_path, monkeypatch):
 
 def test_it_begins_with_a_critter():
     panel = widgets.playground(Klein.from_pretrained("critters"))
-    assert panel.parts.prompt.value.startswith("a yellow critter") and len(panel.parts.gallery.children) == 1
+    assert panel.parts.prompt.value.startswith("a blue critter") and len(panel.parts.gallery.children) == 1
     assert again(panel).tobytes() == shown(panel).tobytes() and "never learned" not in panel.parts.status.value
 
 
