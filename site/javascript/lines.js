@@ -72,8 +72,9 @@ async function showLines(place) {
     panel.hidden = line === null;
     if (line === null) return;
     marks.get(line).setAttribute("aria-pressed", "true");
-    words.textContent = `Line ${line}, broken in ${changes.filter((change) => change.line === line).length} ways`;
-    list.replaceChildren(...changes.filter((change) => change.line === line).map(entry));
+    const its = changes.filter((change) => change.line === line);
+    words.textContent = `Line ${line}, broken in ${its.length === 1 ? "one way" : `${its.length} ways`}`;
+    list.replaceChildren(...its.map(entry));
   }
 
   for (const code of document.querySelectorAll("main pre > code")) {
