@@ -1,5 +1,5 @@
 // The site without a network: what a visitor has seen stays readable. The network comes first, so nothing is ever old;
-// what it answers is kept, and shown again when there is none. the models' own files are kept by live/…/worker.js.
+// what it answers is kept, and shown again when there is none. The models' own files are kept by live/…/worker.js.
 const KEPT = "pages";
 
 self.addEventListener("install", () => self.skipWaiting());

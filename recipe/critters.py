@@ -408,8 +408,8 @@ class Critters(World):
     def lessons(self, cfg: RecipeConfig) -> Lessons:
         """As in every world, and moods and families.
 
-        A caption with an adjective for a mouth comes two times more, since a mouth is small. Between many two of a
-        family's pictures lies one instruction.
+        A caption with an adjective for a mouth comes two times more. Between many two of a family's pictures lies one
+        instruction.
         """
         lessons = super().lessons(cfg)
         said = {MOODS[mouth] for mouth in MOUTHS if mouth in MOODS}

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from kleinlite.text_encoder import TEMPLATE, tokenize
+from kleinlite.text_encoder import tokenize
 
+from .data import has_room
 from .world import KINDS, Lesson, Lessons, World
 
 SEGMENTS = (3, 0, 3, 1, 3, 2, 3)  # which of the four steps a step of distillation is about, by turns
@@ -66,7 +67,7 @@ class Curriculum:
     def say(self, rng: random.Random, text: str) -> str:
         """The sentence in some words, if the text encoder has room for them."""
         other = self.world.reword(rng, text)
-        return other if len(self.tokenizer.encode(TEMPLATE.format(other)).ids) <= self.tokens else text
+        return other if has_room(self.tokenizer, other, self.tokens) else text
 
     def student_batch(self, step: int) -> tuple[mx.array | int, ...]:
         """A batch, the guidance of each of its pictures, (b,), and which of the four steps it is of."""

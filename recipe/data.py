@@ -86,6 +86,11 @@ def train_tokenizer(world: World, vocab: int = 640, reworded: bool = False) -> T
     return tokenizer
 
 
+def has_room(tokenizer: Tokenizer, text: str, tokens: int) -> bool:
+    """Whether a sentence, in the chat template, has at most so many tokens."""
+    return len(tokenizer.encode(TEMPLATE.format(text)).ids) <= tokens
+
+
 def text_batch(
     world: World, tokenizer: Tokenizer, tokens: int, step: int, batch: int
 ) -> tuple[mx.array, mx.array]:  # fmt: skip
@@ -93,5 +98,5 @@ def text_batch(
     rng = random.Random(step)
     texts = [world.sentence(rng, step * batch + i) for i in range(batch)]
     others = [world.reword(rng, text) for text in texts]
-    fits = [len(tokenizer.encode(TEMPLATE.format(other)).ids) <= tokens for other in others]
-    return tokenize(tokenizer, [other if fit else text for text, other, fit in zip(texts, others, fits)], tokens)
+    said = [other if has_room(tokenizer, other, tokens) else text for text, other in zip(texts, others)]
+    return tokenize(tokenizer, said, tokens)

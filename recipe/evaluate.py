@@ -28,8 +28,8 @@ from kleinlite.autoencoder import Autoencoder
 from kleinlite.klein import Klein
 from kleinlite.nano.evaluate import draw_all, tally
 from kleinlite.pipeline import to_images, to_pixels
-from kleinlite.text_encoder import TEMPLATE
 
+from .data import has_room
 from .world import World, find_world
 
 
@@ -53,11 +53,8 @@ def there_and_back(model: Autoencoder, images: list[Image.Image]) -> list[Image.
 def in_other_words(klein: Klein, world: World, caption: str) -> str:
     """Another sentence that says the same, and for which the text encoder has room."""
     rng = random.Random(caption)
-
-    def fits(said: str) -> bool:
-        return len(klein.tokenizer.encode(TEMPLATE.format(said)).ids) <= klein.info.max_length
-
-    return next(said for said in (world.reword(rng, caption) for _ in range(1000)) if said != caption and fits(said))
+    tries = (world.reword(rng, caption) for _ in range(1000))
+    return next(said for said in tries if said != caption and has_room(klein.tokenizer, said, klein.info.max_length))
 
 
 def whole(results: list[dict[str, bool]], captions: Sequence[str] = ()) -> str:

@@ -147,7 +147,7 @@ def examine(change: Change, right: Right) -> tuple[dict, np.ndarray | None]:
     try:
         picture = draw(change, right)
     except Exception as error:
-        return about | {"error": f"{type(error).__name__}: {error}".split("\n")[0][:120]}, None
+        return about | {"error": f"{type(error).__name__}: {error}".split("\n")[0].split(". ")[0][:120]}, None
     apart = np.abs(picture.astype(int) - right.picture)
     seen = ", ".join(f"{thing.color} {thing.kind}" for thing in judge(Image.fromarray(picture)).things)
     return about | {
