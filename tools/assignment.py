@@ -127,9 +127,10 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> None:
     if not found:
         raise SystemExit(f"There is no chapter {options.chapter}: choose one from 0 to 18.")
     (chapter,) = found
-    if chapter.name not in workbook.make_all(root):
+    notebook = json.loads(chapter.read_text("utf-8"))
+    if not workbook.has_holes(notebook):
         raise SystemExit(f"{chapter.stem} has no holes: choose another chapter.")
-    notebook = make_assignment(json.loads(chapter.read_text("utf-8")), chapter.stem, options.program)
+    notebook = make_assignment(notebook, chapter.stem, options.program)
     place = "otter" if options.program == "otter" else f"source/{chapter.stem}"
     path = root / "assignments" / place / chapter.name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -207,12 +207,17 @@ def introduce(name: str, holes: list[str]) -> str:
     )
 
 
+def has_holes(notebook: dict) -> bool:
+    """Whether a chapter leaves something to write."""
+    return any(holes_in(cell, module_of(notebook)) for cell in notebook["cells"])
+
+
 def make_all(root: Path = ROOT) -> dict[str, str]:
     """The workbook of each chapter that has holes, as a file's text, by its name."""
     found = {}
     for path in sorted((root / "notebooks").glob("[0-9]*.ipynb")):
         notebook = json.loads(path.read_text("utf-8"))
-        if any(holes_in(cell, module_of(notebook)) for cell in notebook["cells"]):
+        if has_holes(notebook):
             found[path.name] = to_json(make_workbook(notebook, path.stem))
     return found
 
@@ -237,7 +242,7 @@ def write_downloads(folder: Path, notebooks: dict[str, dict]) -> set[str]:
     """The site's copies; returns the pages that have one. notebooks: by path, "04_sampling.ipynb"."""
     found = set()
     for name, notebook in notebooks.items():
-        if any(holes_in(cell, module_of(notebook)) for cell in notebook["cells"]):
+        if has_holes(notebook):
             text = to_json(make_workbook(notebook, Path(name).stem))
             path = folder / name
             if not path.exists() or path.read_text("utf-8") != text:  # else `mdbook serve` would build for ever
