@@ -29,8 +29,7 @@ The programs take turns on one CPU, in float32 unless the row says otherwise. Se
 **The machine:** {machine}, {cores} cores. {load}
 {versions}
 
-Most rows consist of matmuls like the first. torch multiplies by Intel's MKL, which
-[has been slow on AMD's processors](https://danieldk.eu/Intel-MKL-on-AMD-Zen). Another processor may give another ratio.
+Most rows consist of matmuls like the first. Another processor may give another ratio.
 
 ## On your machine
 

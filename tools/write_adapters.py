@@ -55,8 +55,8 @@ Who writes what follows the programs' source code of summer 2026. For fal it fol
 
 The change is scaled by alpha / r. kleinlite takes the tensor's alpha, else the header's, else a factor of 1.
 
-- kohya's program sets alpha to 1 unless told otherwise. At rank 32 the factor is 1/32. A reader that overlooks it draws
-  noise.
+- kohya's program sets alpha to 1 unless told otherwise. At rank 32, ignoring it makes the change
+  32 times as strong.
 - diffusers reads alpha from the header and ComfyUI does not, so one file can have two strengths.
 - Of a LoKr with two whole matrices no shape tells r. PEFT's config and LyCORIS's header say it; else the factor is 1.
 - ai-toolkit [sets alpha to the rank](https://github.com/ostris/ai-toolkit/blob/main/toolkit/lora_special.py), so its

@@ -82,7 +82,7 @@ INTRODUCTION = """\
 
 **No block differs by more than `1e-4`, and no pixel by more than one level of 255.**
 
-A picture that looks good proves little: a wrong epsilon or two swapped halves can hide for years. So every
+A picture that looks good proves little: no picture shows a wrong epsilon. So every
 piece is compared with diffusers and transformers, on the same random weights. A test repeats the comparisons, and fails
 if this page promises too much.
 
