@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .klein import Klein
 
 __all__ = ["FileError", "HubError", "Klein", "MemoryLimitError", "UserError", "picture_info", "save_picture"]
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 _HOMES = {"Klein": "klein", "picture_info": "inference.picture_file", "save_picture": "inference.picture_file"}
 
