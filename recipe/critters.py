@@ -369,7 +369,7 @@ class Critters(World):
             800, d=96, d_mlp=256, layers=4, heads=4, kv_heads=2, head_dim=32, out_layers=(1, 2, 3), max_length=48
         ),
         begins_with="nano-base", pictures=12_000, edits=2_000, families=600,
-        steps={"autoencoder": 700, "text_encoder": 400, "transformer": 4850, "distill": 240},
+        steps={"autoencoder": 700, "text_encoder": 400, "transformer": 6850, "distill": 240},
     )  # fmt: skip
     turns = (
         "pictures", "edits", "pictures", "pictures", "edit_pairs", "pictures", "pictures", "no_op_edits", "pictures",
@@ -395,10 +395,6 @@ class Critters(World):
         others = [text for text in texts if text not in complete]
         return (*full * max(1, len(others) // max(1, len(full))), *others)
 
-    def reword(self, rng: random.Random, text: str) -> str:
-        """As in every world, but only one time in four."""
-        return super().reword(rng, text) if rng.random() < 0.5 else text
-
     def sample_edit(self, seed: int) -> Edit:
         return sample_edit(seed)
 
@@ -408,7 +404,7 @@ class Critters(World):
     def lessons(self, cfg: RecipeConfig) -> Lessons:
         """As in every world, and moods and families.
 
-        A caption with an adjective for a mouth comes two times more. Between many two of a family's pictures lies one
+        A caption with an adjective for a mouth comes once more. Between many two of a family's pictures lies one
         instruction.
         """
         lessons = super().lessons(cfg)
@@ -417,7 +413,7 @@ class Critters(World):
             replace(lesson, texts=texts) for lesson in lessons.pictures
             if (texts := tuple(text for text in lesson.texts if said & set(text.split())))
         ]  # fmt: skip
-        lessons.pictures += 2 * moods
+        lessons.pictures += moods
         for seed in range(cfg.families):
             scenes = [being for being in relatives(seed) if not self.held_out(being)]
             row = {being: lessons.add_scene(being) for being in scenes}

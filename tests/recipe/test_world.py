@@ -1,7 +1,9 @@
 """A world of one's own: a file that says how a scene is drawn and described is all that the recipe needs."""
 
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -94,3 +96,13 @@ def test_a_file_without_a_world_is_named(tmp_path):
     (tmp_path / "empty.py").write_text("from recipe.world import World\n")
     with pytest.raises(UserError, match=r"empty.py has no class that inherits from recipe.world.World"):
         find_world(str(tmp_path / "empty.py"))
+
+
+def test_the_dice_of_chapter_16_are_a_whole_file(tmp_path):
+    notebook = json.loads(Path(__file__).parents[2].joinpath("notebooks/16_another_world.ipynb").read_text("utf-8"))
+    (source,) = [text for cell in notebook["cells"] if "class Dice(World)" in (text := "".join(cell["source"]))]
+    file = tmp_path / "dice.py"
+    file.write_text(source, "utf-8")
+    dice = find_world(str(file))
+    scene = dice.sample(0)
+    assert dice.draw(scene).size == (96, 96) and len(dice.captions(scene)) == 3
