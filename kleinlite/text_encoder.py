@@ -1,13 +1,13 @@
 """Text encoder.
 
-A language model reads the prompt, though it has never seen a picture. Why does that work?
+A language model reads the prompt, though it has never seen a picture. What does it give?
 
 Letters: b prompts, m tokens of a prompt, d width.
 
 Sources: Qwen3: Yang et al. 2025, arXiv 2505.09388. The template and the three layers: diffusers'
 Flux2KleinPipeline. Our tests compare with the values of diffusers and transformers.
 
-Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 15393ef4)
+Promoted from notebooks/03_text_encoder.ipynb: edit there, then run `make promote`. (seal 8283891d)
 """
 
 from dataclasses import dataclass
