@@ -87,10 +87,7 @@ class Speedrun:
         self.given = Klein.from_pretrained("nano-base", keep_loaded=True)
         self.model = Transformer(cfg.transformer)
         initialize(self.model, mx.random.key(3), damp=LAST, damping=0.2)
-        weights: dict[str, mx.array] = dict(tree_flatten(self.model.parameters()))
-        self.weights = sum(w.size for w in weights.values())
-        if self.weights > 10_000_000:
-            raise UserError(f"The network has {self.weights / 1e6:.1f} M weights: the rules allow 10 M.")
+        self.weights = count_weights(self.model)
         muon = optim.Muon(0.0, momentum=0.95, weight_decay=0.0)
         adam = make_optimizer(0.0)
         self.optimizer = optim.MultiOptimizer([muon, adam], [lambda name, w: "blocks" in name and w.ndim == 2])
@@ -116,9 +113,7 @@ class Speedrun:
             write_json(self.folder / "log.json", asdict(self.log))
             write_arrays(path, {"latents": rows})
         rows = read_arrays(path)[0]["latents"]
-        tokens = self.given.text_encoder.cfg.max_length
-        lessons = make_lessons(len(rows), 0, 0)
-        return Curriculum(WORLD, lessons, rows, self.given.tokenizer, tokens, self.cfg.batch, turns=("pictures",))
+        return picture_curriculum(self.given, rows, self.cfg.batch)
 
     def set_rates(self) -> bool:
         """Let the learning rates follow the clock; False when what is left is for drawing and judging."""
@@ -176,11 +171,9 @@ class Speedrun:
     def open_model(self) -> Klein:
         """The run's average as a model of its own, in RUN/model, where `kleinlite generate --model` finds it."""
         out = self.folder / "model"
-        for part in GIVEN:
-            shutil.copytree(resolve_model("nano") / part, out / part, dirs_exist_ok=True)
         average = Transformer(self.cfg.transformer)
         load_average(self.folder / "run.safetensors", average)
-        save_transformer(out, average, self.given.text_encoder.cfg, distilled=False)
+        save_model(out, average, self.given)
         return Klein.from_pretrained(out)
 
     def draw_samples(self) -> None:
@@ -218,6 +211,28 @@ class Speedrun:
         parts = [f"# {score}", "\n".join(rows), "![The loss](loss.png)", first, "![Pictures](pictures.png)", said]
         (self.folder / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
         return score
+
+
+def count_weights(transformer: Transformer) -> int:
+    """How many weights are trained. Raises UserError if they are more than the rules allow."""
+    weights: dict[str, mx.array] = dict(tree_flatten(transformer.parameters()))
+    number = sum(w.size for w in weights.values())
+    if number > 10_000_000:
+        raise UserError(f"The network has {number / 1e6:.1f} M weights: the rules allow 10 M.")
+    return number
+
+
+def picture_curriculum(given: Klein, rows: mx.array, batch: int) -> Curriculum:
+    """Batches of the first scenes' captions and latents (scenes, n, 128); nothing held out is among them."""
+    tokens = given.text_encoder.cfg.max_length
+    return Curriculum(WORLD, make_lessons(len(rows), 0, 0), rows, given.tokenizer, tokens, batch, turns=("pictures",))
+
+
+def save_model(folder: Path, transformer: Transformer, given: Klein) -> None:
+    """A trained transformer beside nano's other parts: a model like any other."""
+    for part in GIVEN:
+        shutil.copytree(resolve_model("nano") / part, folder / part, dirs_exist_ok=True)
+    save_transformer(folder, transformer, given.text_encoder.cfg, distilled=False)
 
 
 def rate_at(share: float) -> float:

@@ -77,7 +77,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def measure(folder: Path, minutes: float, seed: int, note: str) -> Row:
-    """Train in another process, which is ended when it is late, and judge. A training that fails is a crash."""
+    """Train in another process, which is ended when it is late, and judge: the verdict is "judged", or "crash"."""
     row = Row(minutes, seed, 0, 0.0, 0.0, 0.0, 0, "crash", note, locked_files())
     for file in ("drawing.json", "pictures.png"):
         (folder / file).unlink(missing_ok=True)
@@ -85,11 +85,11 @@ def measure(folder: Path, minutes: float, seed: int, note: str) -> Row:
     options = [f"--folder={folder}", f"--minutes={minutes}", f"--seed={seed}"]
     command = [sys.executable, "-m", "recipe.auto", "train", *options]
     try:
-        subprocess.run(command, check=True, cwd=FOLDER.parents[1], timeout=60 * minutes * LATE + 60)
+        subprocess.run(command, check=True, timeout=60 * minutes * LATE + 60)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         print(f"kleinlite: {error}", file=sys.stderr)
         return row
-    return replace(row, verdict="discard", **asdict(judge(folder)))
+    return replace(row, verdict="judged", **asdict(judge(folder)))
 
 
 def baseline(args: argparse.Namespace) -> None:
@@ -99,9 +99,10 @@ def baseline(args: argparse.Namespace) -> None:
     check_train(TRAIN.read_text("utf-8"))
     with lock_folder(args.folder):
         for seed in SEEDS:
-            row = replace(measure(args.folder, args.minutes, seed, "as it is"), verdict="baseline")
-            if not row.steps:
+            row = measure(args.folder, args.minutes, seed, "as it is")
+            if row.verdict == "crash":
                 raise UserError("train.py as it is did not end: see the error above.")
+            row = replace(row, verdict="baseline")
             add_row(args.results, row)
             show(row)
 
@@ -118,7 +119,8 @@ def try_it(args: argparse.Namespace) -> None:
     check_train(TRAIN.read_text("utf-8"))
     with lock_folder(args.folder):
         row = measure(args.folder, args.minutes, SEEDS[0], args.note)
-    row = replace(row, verdict=decide(rows, row) if row.steps else "crash")
+    if row.verdict != "crash":
+        row = replace(row, verdict=decide(rows, row))
     add_row(args.results, row)
     show(row)
 

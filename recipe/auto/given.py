@@ -3,17 +3,13 @@
 `train.py` meets the rest of the repository only here and in the modules that `rules.py` lists.
 """
 
-import shutil
 import time
 from pathlib import Path
 
-from mlx.utils import tree_flatten
 from tqdm.auto import tqdm
 
-from kleinlite.errors import UserError
 from kleinlite.files import write_json
 from kleinlite.klein import Klein
-from kleinlite.models.checkpoint import resolve_model
 from kleinlite.nano.data import encode_scenes
 from kleinlite.nano.evaluate import SIZE
 from kleinlite.text_encoder import TextEncoder
@@ -21,15 +17,12 @@ from kleinlite.trainer.run import read_arrays, write_arrays
 from kleinlite.transformer import Transformer
 
 from ..curriculum import Curriculum
-from ..saving import save_transformer
 from ..scene_lessons import GRID, make_lessons
-from ..shapes import WORLD
-from ..speedrun import GIVEN
+from ..speedrun import count_weights, picture_curriculum, save_model
 
 __all__ = ["Given"]
 
 SCENES = 6000
-MOST_WEIGHTS = 10_000_000  # that are trained
 
 
 def encode_once(folder: Path, scenes: int = SCENES) -> Path:
@@ -67,19 +60,10 @@ class Given:
 
     def curriculum(self, batch: int, scenes: int = SCENES) -> Curriculum:
         """Batches of captions and latents of the first `scenes` scenes; nothing that is held out is among them."""
-        rows = self._latents[:scenes]
-        tokens = self.text_encoder.cfg.max_length
-        return Curriculum(
-            WORLD, make_lessons(len(rows), 0, 0), rows, self._klein.tokenizer, tokens, batch, turns=("pictures",)
-        )
+        return picture_curriculum(self._klein, self._latents[:scenes], batch)
 
     def save(self, transformer: Transformer, draw_steps: int, guidance: float, steps: int) -> None:
         """The result, as a model's folder, with how it wants to be drawn and the number of its training steps."""
-        weights = sum(w.size for _, w in tree_flatten(transformer.parameters()))
-        if weights > MOST_WEIGHTS:
-            raise UserError(f"The network has {weights:,} weights: the rules allow {MOST_WEIGHTS:,}.")
-        out = self._folder / "model"
-        for part in GIVEN:
-            shutil.copytree(resolve_model("nano") / part, out / part, dirs_exist_ok=True)
-        save_transformer(out, transformer, self.text_encoder.cfg, distilled=False)
+        count_weights(transformer)
+        save_model(self._folder / "model", transformer, self._klein)
         write_json(self._folder / "drawing.json", {"draw_steps": draw_steps, "guidance": guidance, "steps": steps})

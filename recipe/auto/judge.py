@@ -3,14 +3,11 @@
 The first is the book's: it draws, compares and counts what is right (kleinlite/nano/evaluate.py). The second is
 nano-base, as a classifier: it is shown the picture under noise, and told the caption or the caption with one word
 changed. The word counts as right if the velocity is predicted better with it (Li et al. 2023, arXiv 2303.16203).
-
-n image tokens · k captions
 """
 
 import json
 import random
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +25,9 @@ from kleinlite.training import encode_batch
 
 from ..evaluate import contact_sheet
 from ..scene_lessons import GRID
+from ..speedrun import SHOWN
 
 CAPTIONS = 200
-SHOWN = 48  # pictures in the file
 NOISE = (0.6, 0.75, 0.9)  # levels at which the second judge looks
 
 
@@ -76,7 +73,7 @@ def one_word_changed(caption: str) -> list[str]:
 
 def believes(nano: Klein, picture: Image.Image, caption: str) -> list[bool]:
     """For each word that can be changed, whether nano rather sees the caption as it is."""
-    said: Sequence[str] = [caption, *one_word_changed(caption)]
+    said = [caption, *one_word_changed(caption)]
     latents = nano.autoencoder.encode(to_pixels(picture))
     clean = mx.repeat(latents.reshape(1, -1, latents.shape[-1]), len(said), axis=0)
     ids, mask = tokenize(nano.tokenizer, said, nano.text_encoder.cfg.max_length)
