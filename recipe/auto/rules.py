@@ -23,7 +23,11 @@ def check_train(source: str) -> None:
     lines = len(source.splitlines())
     if lines > MOST_LINES:
         raise UserError(f"train.py has {lines} lines: the rules allow {MOST_LINES}.")
-    for node in ast.walk(ast.parse(source)):
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise UserError(f"train.py, line {error.lineno}: this is no Python ({error.msg}).") from error
+    for node in ast.walk(tree):
         modules: list[tuple[str, set[str]]] = []
         if isinstance(node, ast.Import):
             modules = [(alias.name, set()) for alias in node.names]

@@ -37,6 +37,7 @@ def test_the_file_as_it_is_keeps_the_rules():
         ("teacher = Given._klein", "may not use _klein"),
         ("text = open('judge.py')", "may not use open"),
         ("\n" * 200, "the rules allow 200"),
+        ("def train(:", "this is no Python"),
     ],
 )
 def test_a_cheat_is_refused(cheat, sentence):

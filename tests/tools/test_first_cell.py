@@ -1,12 +1,16 @@
 """The first cell: nothing in the book's folder, a clone and an installation elsewhere."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
+import venv
 
 import pytest
 
 from tools import workbook
-from tools.first_cell import FIRST_CELL, insert
+from tools.first_cell import FIRST_CELL, REPOSITORY, insert
 from tools.notebooks import ROOT, clean_notebook, fingerprints
 
 
@@ -53,3 +57,26 @@ def test_a_workbook_begins_with_it_once():
     for chapter in (notebook, insert(notebook)):
         made = workbook.make_workbook(chapter, "04_sampling")["cells"]
         assert [cell["id"] for cell in made].count("first-cell") == 1 and made[2]["id"] == "first-cell"
+
+
+@pytest.mark.slow
+def test_a_chapter_alone_runs_twice(tmp_path):
+    """In an empty environment and an empty folder, by papermill, as Colab's *Restart and run all* does."""
+    pytest.importorskip("ensurepip", reason="Debian: apt install python3-venv")
+    venv.create(tmp_path / "environment", with_pip=True)
+    python = tmp_path / "environment" / "bin" / "python"
+    if subprocess.run([python, "-m", "pip", "install", "-q", "papermill", "ipykernel"]).returncode:
+        pytest.skip("needs an index to install papermill from")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(ROOT / "notebooks" / "04_sampling.ipynb", folder)
+    ours = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{ROOT.as_uri()}.insteadOf",
+        "GIT_CONFIG_VALUE_0": REPOSITORY,
+    }
+    for _ in range(2):
+        command = [python, "-m", "papermill", "--no-progress-bar", "04_sampling.ipynb", "ran.ipynb"]
+        end = subprocess.run(command, cwd=folder, env=os.environ | ours, capture_output=True, text=True)
+        assert end.returncode == 0, end.stderr
+    assert (folder / "kleinlite" / "notebooks" / "04_sampling.ipynb").exists()
