@@ -34,6 +34,7 @@ from recipe.z_nano import FILE as SISTER
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / "kleinlite" / "nano" / "weights"
 CRITTERS = ROOT / "kleinlite" / "critters"
+STORED = ("03", "04", "11", "14", "15", "17")  # chapters that keep what long runs of nano gave
 
 
 def train(folder: Path) -> None:
@@ -82,7 +83,7 @@ def accuracy(folder: Path) -> None:
 
 
 def notebooks(folder: Path) -> None:
-    run("tools.notebooks", "--timeout", 3600, "run", "14", "15", KLEINLITE_RUNS="all")  # their stored trainings, too
+    run("tools.notebooks", "--timeout", 3600, "run", *STORED, KLEINLITE_RUNS="all")  # their stored trainings, too
     run("tools.notebooks", "run", "--all")
 
 
