@@ -40,7 +40,9 @@ has-prompt:
 setup: $(VENV)/.test$(BACKEND) ## install what reading, building and testing the book takes
 
 lab: $(VENV)/.book$(BACKEND) ## open the book in JupyterLab, at chapter 0 (ARGS="--no-browser --allow-root" goes to jupyter-lab)
-	$(BIN)/python -m jupyterlab --ServerApp.root_dir=. --ContentsManager.pre_save_hook=tools.lab.keep_metadata notebooks/00_idea.ipynb $$ARGS
+	@# its terminal is no part of this make, and a renamed clone is found by its kernels too
+	@env -u MAKELEVEL -u MAKEFLAGS -u MAKEOVERRIDES PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" \
+	  $(BIN)/python -m jupyterlab --ServerApp.root_dir=. --ContentsManager.pre_save_hook=tools.lab.keep_metadata notebooks/00_idea.ipynb $$ARGS
 
 # Each to its end, whatever the ones before said; then all that failed is named.
 each = @failed=; for step in $(1); do $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; done; \

@@ -7,6 +7,7 @@
 `help(Klein.__call__)` says what a call takes. A mistake that you can mend raises one of the four errors below.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FileError", "HubError", "Klein", "MemoryLimitError", "UserError", "picture_info", "save_picture"]
 __version__ = "0.5.0"
 
+warnings.filterwarnings("ignore", "IProgress not found")  # tqdm, in a notebook without ipywidgets: plain bars do
 _HOMES = {"Klein": "klein", "picture_info": "inference.picture_file", "save_picture": "inference.picture_file"}
 
 

@@ -8,7 +8,6 @@ b pictures · n picture tokens
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,8 +71,7 @@ def progress_bar(steps: int, show: bool) -> Iterator[int]:
     if not show:
         yield from range(steps)
         return
-    with warnings.catch_warnings(action="ignore"):  # a notebook without ipywidgets gets plain bars
-        from tqdm.auto import tqdm  # slow to import
+    from tqdm.auto import tqdm  # slow to import
 
     bar = tqdm(range(steps), "loading, reading the prompt", leave=False)
     for number in bar:

@@ -327,8 +327,9 @@ def render_links(path: str, module: str | None, site: Site) -> str:
         f'<a href="{posixpath.basename(path)}" download>download</a>',
         f'<a href="{site.github_url(file)}">GitHub</a>',
         f'<a href="https://mybinder.org/v2/gh/{project}/main?urlpath=lab/tree/{quote(file)}">Binder</a>',
-        f'<a href="{colab}" title="Begin with the installing lines of the page Run it">Colab</a>',
     ]
+    if not path.startswith("solutions/") and path != "mlx_in_ten_cells.ipynb":
+        links.append(f'<a href="{colab}" title="Its first cell installs what it needs">Colab</a>')
     if path in site.workbooks:
         about = "The same chapter, whose functions you write: see How to work through this book"
         opened = f"https://colab.research.google.com/github/{project}/blob/workbook/{quote(path)}"

@@ -46,7 +46,7 @@ FIRST, MODELS = 8_000_000, 28_400_000  # bytes: before the first picture of a wo
 EXPLORER = re.compile(r"\bwidgets\.((?:schedule|rope)_explorer|attention_viewer)\(")
 CODE = re.compile(r"\{\{#js (\w+)\}\}")
 # A page's place for a script. What stands before it on its line is for those who read the page elsewhere.
-MARK = re.compile(r"^.*\{\{#live (\w+)( compact)?\}\}", re.M)
+MARK = re.compile(r"^.*<!-- live (\w+)( compact)? -->", re.M)
 PART = re.compile(r"^\{\{#part ([\w.]+) (\d+)\}\}$", re.M)
 
 

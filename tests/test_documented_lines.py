@@ -36,11 +36,10 @@ PLANNED = ("train-lora",)
 # Lines of other programs, which nothing here can run or check.
 FOREIGN = {
     "git clone --depth 1 https://github.com/kleinlite/kleinlite && cd kleinlite": "the network",
-    "git checkout notebooks/00_idea.ipynb": "git's own",
+    "git checkout :/notebooks/00_idea.ipynb": "git's own",
     "git pull": "git's own",
     "pip install git+https://github.com/kleinlite/kleinlite": "the network",
     "source .venv/bin/activate": "it is made by make",
-    ".venv/bin/jupyter-lab workbook": "it opens a browser",
     "hf upload YOU/klein-4bit klein-4bit": "the real hub",
     "mlx.distributed_config --backend ring --over ethernet --hosts mac-1,mac-2 --output-hostfile macs.json": "two Macs",
     "mlx.distributed_config --backend jaccl --over thunderbolt --hosts mac-1,mac-2 --auto-setup --output-hostfile "

@@ -258,9 +258,11 @@ def write_downloads(folder: Path, notebooks: dict[str, dict]) -> set[str]:
 def find_mine(chapter: str, root: Path = ROOT) -> Path:
     """The reader's notebook of a chapter: 5, 05 or 05_transformer."""
     number = chapter.zfill(2) if chapter.isdecimal() else chapter
-    found = [path for path in sorted((root / "workbook").glob("*.ipynb")) if number in (path.stem, path.stem[:2])]
+    made = sorted((root / "workbook").glob("*.ipynb"))
+    found = [path for path in made if number in (path.stem, path.stem[:2])]
     if not found:
-        raise SystemExit(f"There is no workbook of chapter {chapter or '…'}: run `make workbook`, then CH=00 to CH=18.")
+        there = f"there are {', '.join(path.stem[:2] for path in made)}" if made else "run `make workbook` first"
+        raise SystemExit(f"There is no workbook of chapter {chapter or '…'}: {there}.")
     return found[0]
 
 
@@ -280,12 +282,13 @@ def link_or_copy(source: Path, place: Path) -> None:
 
 def make_copy(folder: Path, module: promote.Module, root: Path = ROOT) -> None:
     """The repository in a folder of its own, where one module is the reader's; weights and notebooks are links."""
-    for name in ("pyproject.toml", "notebooks", "tools", "Makefile", "README.md"):
+    for name in ("pyproject.toml", "notebooks", "tools", "site", "benchmarks", "Makefile", "README.md"):
         link_or_copy(root / name, folder / name)
     shutil.copytree(root / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(root / "kleinlite", folder / "kleinlite", ignore=shutil.ignore_patterns("__pycache__", "weights"))
-    weights = Path("kleinlite") / "nano" / "weights"
-    link_or_copy(root / weights, folder / weights)
+    for model in ("nano", "critters"):
+        weights = Path("kleinlite") / model / "weights"
+        link_or_copy(root / weights, folder / weights)
     (folder / module.path).write_text(module.text, "utf-8")
 
 
@@ -338,6 +341,7 @@ def check_mine(chapter: str, root: Path = ROOT) -> int:
     path, module = read_mine(chapter, root)
     name = Path(module.path).stem
     with repository_with(module, root) as folder:
+        print(f"The book's tests try your {name}: seconds, or a few minutes.", flush=True)
         done = run_tests(folder, name)
         print(done.stdout.replace(f"{folder}{os.sep}", "") + done.stderr)  # the folder is gone when this is read
     verdict = "passes" if done.returncode == 0 else "does not yet pass"

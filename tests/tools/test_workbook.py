@@ -533,8 +533,21 @@ def test_check_mine(clone, capfd):
     assert workbook.check_mine("04_sampling", clone) == 1
     said = capfd.readouterr().out
     assert "does not yet pass the book's tests" in said and "/tests/" not in said and "tests/test_sampling.py:" in said
-    with pytest.raises(SystemExit, match="There is no workbook of chapter 99"):
+    with pytest.raises(SystemExit, match=r"There is no workbook of chapter 99: there are 04\."):
         workbook.check_mine("99", clone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", ["09_memory", "17_z_image"])
+def test_check_mine_where_tests_read_much_of_the_repository(chapter, tmp_path):
+    for path in workbook.ROOT.iterdir():
+        if path.name != "workbook":
+            (tmp_path / path.name).symlink_to(path)
+    workbook.write(tmp_path)
+    places = (tmp_path / place / f"{chapter}.ipynb" for place in ("workbook", "notebooks"))
+    written, finished = (json.loads(path.read_text("utf-8")) for path in places)
+    (tmp_path / "workbook" / f"{chapter}.ipynb").write_text(json.dumps(fill(written, finished)))
+    assert workbook.check_mine(chapter, tmp_path) == 0
 
 
 @pytest.mark.parametrize("module", HOLES)
