@@ -17,7 +17,7 @@ from kleinlite.trainer.run import lock_folder
 
 from .given import Given, encode_once
 from .judge import judge
-from .rules import FOLDER, TRAIN, check_train, locked_files
+from .rules import TRAIN, check_train, locked_files
 
 TRACKS = (5.0, 10.0)  # minutes
 SEEDS = (0, 1, 2)  # of the baseline; a try has the first
@@ -138,7 +138,8 @@ def chart(args: argparse.Namespace) -> None:
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     for name, color in colors.items():
-        found = [(i, row) for i, row in enumerate(rows) if row.verdict == name]
+        if not (found := [(i, row) for i, row in enumerate(rows) if row.verdict == name]):
+            continue
         where = [i for i, _ in found]
         scores = [row.score for _, row in found]
         errors = [row.error for _, row in found]
@@ -161,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
         command.set_defaults(run=run)
         where = "trainings and pictures are kept here (default: %(default)s)"
         command.add_argument("--folder", type=Path, default=Path("runs/auto"), help=where)
-        command.add_argument("--results", type=Path, default=FOLDER / "results.tsv", help="default: %(default)s")
+        command.add_argument("--results", type=Path, default=Path("runs/auto/results.tsv"), help="default: %(default)s")
         command.add_argument("--minutes", type=float, choices=TRACKS, default=TRACKS[0], help="default: %(default)g")
         if name == "try":
             command.add_argument("note", help="what was changed, in a few words")
