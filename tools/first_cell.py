@@ -32,7 +32,11 @@ if not os.path.isfile("../kleinlite/errors.py"):
 def insert(notebook: dict) -> dict:
     """A chapter with the cell behind its title."""
     cells = [cell for cell in notebook["cells"] if cell["id"] != "first-cell"]
-    cell = {"cell_type": "code", "id": "first-cell", "metadata": {"tags": ["remove-cell"]}}
+    cell = {
+        "cell_type": "code",
+        "id": "first-cell",
+        "metadata": {"jupyter": {"source_hidden": True}, "tags": ["remove-cell"]},
+    }
     cell |= {"source": FIRST_CELL.splitlines(keepends=True), "outputs": [], "execution_count": None}
     return {**notebook, "cells": [*cells[:1], cell, *cells[1:]]}
 
