@@ -57,6 +57,13 @@ def in_other_words(klein: Klein, world: World, caption: str) -> str:
     return next(said for said in tries if said != caption and has_room(klein.tokenizer, said, klein.info.max_length))
 
 
+def plainly(said: str) -> str:
+    """The same sentence in lower case, and begun with the article that it may lack."""
+    text = said.lower()
+    first = text.partition(" ")[0]
+    return text if first in ("a", "an", "draw") else f"{'an' if first[0] in 'aeiou' else 'a'} {text}"
+
+
 def whole(results: list[dict[str, bool]], captions: Sequence[str] = ()) -> str:
     """How many have everything right, and the standard error of that share.
 
@@ -77,6 +84,7 @@ def report_captions(klein: Klein, world: World, options: argparse.Namespace) -> 
     """The model's pictures, and beside them the drawn scenes through its autoencoder: what is lost already there."""
     cases = world.cases(options.count, options.test, options.apart)
     said = [in_other_words(klein, world, caption) if options.reworded else caption for _, caption in cases]
+    said = [plainly(text) for text in said] if options.plain else said
     pictures = draw_all(klein, said, steps=options.steps, guidance=options.guidance)
     drawn = there_and_back(klein.autoencoder, [world.draw(scene) for scene, _ in cases])
     results, limits = (
@@ -110,12 +118,11 @@ def report_edits(klein: Klein, world: World, options: argparse.Namespace) -> lis
         made, kept = ([result[i] for result in results] for i in (0, 1))
         both = [{**m, **k} for m, k in results]
         print(f"  {name:38} {100 * tally(made)[1]:8.1f} %  {100 * tally(kept)[1]:8.1f} %  {whole(both)}")
-    by_how: dict[str, list[bool]] = {}
-    for (_, text, _), (made, kept) in zip(cases, rows["the model"]):
-        how = " ".join(text.split()[:2] if text.startswith(("make it", "make the background")) else text.split()[:1])
-        by_how.setdefault(how, []).append(all(made.values()) and all(kept.values()))
-    for how, right in sorted(by_how.items()):
-        print(f"    {how + ' …':36} {100 * sum(right) / len(right):38.1f} % of {len(right)}")
+    by_change: dict[str, list[bool]] = {}
+    for made, kept in rows["the model"]:
+        by_change.setdefault(", ".join(sorted(made)), []).append(all(made.values()) and all(kept.values()))
+    for change, right in sorted(by_change.items()):
+        print(f"    {change:36} {sum(right):38} of {len(right)}")
     return pictures
 
 
@@ -141,6 +148,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--guidance", type=float)
     parser.add_argument("--reworded", action="store_true", help="the captions in other words")
+    parser.add_argument("--plain", action="store_true", help="in lower case, and begun with an article")
     parser.add_argument("--apart", action="store_true", help="captions that name what never met in training")
     parser.add_argument("--edits", action="store_true", help="edit held-out scenes instead of drawing captions")
     parser.add_argument("--no-op", action="store_true", help="edits that ask for a thing that is not there")
@@ -149,6 +157,7 @@ def main(argv: list[str] | None = None) -> None:
     world = find_world(parser.parse_known_args(argv)[0].world)
     for name, report in world.reports.items():
         parser.add_argument(f"--{name}", action="store_const", dest="report", const=report, help=report.__doc__)
+    parser.set_defaults(report=None)
     options = parser.parse_args(argv)
     if options.report:
         pictures = options.report(options)

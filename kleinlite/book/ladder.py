@@ -1,6 +1,6 @@
 """What 3 chapters build together.
 
-Promoted from notebooks/00,01,02: edit there, then run `make promote`. (seal e70662a6)
+Promoted from notebooks/00,01,02: edit there, then run `make promote`. (seal a3746b71)
 """
 
 import math
@@ -185,7 +185,8 @@ def train_autoencoder(pictures: mx.array, pull: float = 1e-4, steps: int = 2000,
     drawn = mx.argsort(contrast)[-int((contrast > 0.05).sum()) :]
     adam = optim.Adam(optim.cosine_decay(3e-3, steps))
     loss_and_gradient = nn.value_and_grad(net, lambda patches, eps: patch_loss(net, patches, eps, pull))
-    for key in mx.random.split(mx.random.key(seed), steps):
+    keys = mx.random.split(mx.random.key(seed), steps)
+    for key in tqdm(keys, desc="autoencoder", mininterval=0, miniters=max(1, steps // 20)):
         k_rows, k_noise = mx.random.split(key)
         rows = drawn[mx.random.randint(0, drawn.size, (256,), key=k_rows)]
         eps = mx.random.normal((256, net._mean.size), key=k_noise)

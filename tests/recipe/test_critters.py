@@ -11,7 +11,7 @@ from PIL import ImageFilter
 
 from kleinlite.nano.limits import CRITTERS, LIMITS, describe_limits, split_words
 from kleinlite.scenes import held_out
-from recipe import critters
+from recipe import critters, evaluate
 from recipe.critters import PARTS, TOGETHER, WORLD, Being, describe, pairs_apart, requested, sample
 
 BEINGS = [sample(seed) for seed in range(400)]
@@ -126,3 +126,25 @@ def test_every_part_has_a_drawing_of_its_own():
             drawings = [np.asarray(WORLD.draw(replace(first, **{key: value})), np.float32) for value in values]
             apart = [np.abs(a - b).mean() for a, b in itertools.combinations(drawings, 2)]
             assert min(apart) > 0.3, (kind, key)
+
+
+def test_the_report_in_other_words_and_plainly(capsys):
+    """The card's commands, of two captions and two edits."""
+    evaluate.main(["--world", "critters", "--model", "critters", "--test", "--reworded", "--plain", "--count", "2"])
+    evaluate.main(["--world", "critters", "--model", "critters", "--test", "--edits", "--count", "2"])
+    said = capsys.readouterr().out
+    assert "critters, 2 held-out captions in other words" in said and "everything right: " in said
+    assert "critters, 2 held-out edits" in said and " of 1\n" in said
+
+
+@pytest.mark.parametrize(
+    "said, plain",
+    [
+        ("Azure pot with SPROUT", "an azure pot with sprout"),
+        ("red critter.", "a red critter."),
+        ("Draw a critter", "draw a critter"),
+        ("A Pot", "a pot"),
+    ],
+)
+def test_plain_words(said, plain):
+    assert evaluate.plainly(said) == plain
