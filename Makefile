@@ -148,7 +148,7 @@ cards: $(VENV)/.book$(BACKEND) ## write the chapters' questions as cards for Ank
 	$(BIN)/python -m tools.questions
 
 serve: $(VENV)/.book$(BACKEND) ## show the site on this machine, and build it again on every change (ARGS="--port 3001")
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve $$ARGS
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mdbook serve $$ARGS || { echo 'Is the port taken? make serve ARGS="--port 3001"'; exit 1; }
 
 clean: ## remove what can be made again, except .venv
 	rm -rf book notebooks/live dist slides assignments kleinlite-cards.txt kleinlite.pdf .pytest_cache .ruff_cache
