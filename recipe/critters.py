@@ -30,6 +30,7 @@ from kleinlite.nano.synonyms import OPENINGS
 from kleinlite.text_encoder import TextEncoderConfig
 
 from .config import RecipeConfig
+from .rewordings import with_article
 from .world import Edit, Lesson, Lessons, World
 
 # What captions say, and what DiceBear calls it.
@@ -148,11 +149,6 @@ def draw(being: Being, size: int = SIZE) -> Image.Image:
     svg = Avatar(style(name), options).to_string()
     png = resvg_py.svg_to_bytes(svg_string=svg, width=size, height=size)
     return Image.open(io.BytesIO(bytes(png))).convert("RGB")
-
-
-def with_article(words: str) -> str:
-    """The words behind "a" or "an"."""
-    return f"{'an' if words[0] in 'aeiou' and not words.startswith('one') else 'a'} {words}"
 
 
 def describe(being: Being, named: Iterable[str], moods: bool = False) -> str:

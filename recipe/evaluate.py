@@ -30,6 +30,7 @@ from kleinlite.nano.evaluate import draw_all, tally
 from kleinlite.pipeline import to_images, to_pixels
 
 from .data import has_room
+from .rewordings import with_article
 from .world import World, find_world
 
 
@@ -60,8 +61,7 @@ def in_other_words(klein: Klein, world: World, caption: str) -> str:
 def plainly(said: str) -> str:
     """The same sentence in lower case, and begun with the article that it may lack."""
     text = said.lower()
-    first = text.partition(" ")[0]
-    return text if first in ("a", "an", "draw") else f"{'an' if first[0] in 'aeiou' else 'a'} {text}"
+    return text if text.startswith(("a ", "an ", "draw ")) else with_article(text)
 
 
 def whole(results: list[dict[str, bool]], captions: Sequence[str] = ()) -> str:

@@ -13,6 +13,11 @@ from kleinlite.nano.synonyms import OPENINGS
 COMMANDS = ("make", "turn", "remove", "change", "add", "put", "give", "take", "close", "delete", "erase", "place")
 
 
+def with_article(words: str) -> str:
+    """The words behind "a" or "an"."""
+    return f"{'an' if words[0] in 'aeiou' and not words.startswith('one') else 'a'} {words}"
+
+
 def reword(rng: random.Random, text: str, synonyms: Mapping[str, tuple[str, ...]], most: int) -> str:
     """One time in two the same in other words, if these are at most so many; else the sentence itself."""
     if not text or rng.random() < 0.5:

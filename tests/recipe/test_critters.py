@@ -144,6 +144,7 @@ def test_the_report_in_other_words_and_plainly(capsys):
         ("red critter.", "a red critter."),
         ("Draw a critter", "draw a critter"),
         ("A Pot", "a pot"),
+        ("One-eyed pot", "a one-eyed pot"),
     ],
 )
 def test_plain_words(said, plain):
