@@ -250,12 +250,15 @@ def processor_seconds() -> float | None:
 
 
 def machine() -> str:
-    """The processor's name and the system."""
+    """The processor's name, its widest vectors where Linux tells them, and the system."""
     try:
-        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        told = Path("/proc/cpuinfo").read_text()
     except OSError:
-        names = []
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {platform.system()}"
+        told = ""
+    names = re.findall(r"^model name\s*: (.*)$", told, re.MULTILINE)
+    vectors = [f"with {name}" for word, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if f" {word} " in told]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    return ", ".join([" ".join([processor, *vectors[:1]]), platform.system()])
 
 
 def main(argv: list[str] | None = None) -> None:

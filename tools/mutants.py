@@ -140,12 +140,13 @@ class Map(NamedTuple):
         names = lines.get(fault.line, set())
         if not names:
             names = set().union(*lines.values()) if lines else set()
-        known = sorted((self.tests[name][0], name) for name in names if name in self.tests)
+        rows = {name: self.tests[name] for name in names if name in self.tests}
+        known = sorted((seconds, name) for name, (seconds, is_slow) in rows.items() if is_slow == slow)
         chosen: list[str] = []
         spent = 0.0
         for seconds, name in known:
             spent += seconds
-            if self.tests[name][1] == slow and (spent <= SECONDS or not chosen):
+            if spent <= SECONDS or not chosen:
                 chosen.append(name)
         return chosen
 
