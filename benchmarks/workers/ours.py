@@ -124,6 +124,7 @@ STAGES = {
 
 if __name__ == "__main__":
     setup()  # the fast BLAS, before the first large array
-    where = f"{blas_name() or 'its own BLAS'}, bfloat16: {bfloat16_name() or 'in float32'}" if ON_CPU else "bfloat16, compiled"
+    on_cpu = f"{blas_name() or 'its own BLAS'}, bfloat16: {bfloat16_name() or 'in float32'}"
+    where = on_cpu if ON_CPU else "bfloat16, compiled"
     versions = f"kleinlite {__version__}, MLX {mx.__version__}, {mx.default_device()}, {where}"
     serve(STAGES, versions, peak_bytes if ON_CPU else mx.get_peak_memory)
