@@ -64,7 +64,6 @@ all-tests: $(VENV)/.test$(BACKEND) ## pytest, all of it
 	$(PYTEST)
 
 mutants: $(VENV)/.test$(BACKEND) ## plant 200 small faults, one at a time, and count which tests notice
-	$(BIN)/python -m tools.mutants map
 	$(BIN)/python -m tools.mutants
 
 test-lowest: $(VENV)/pyvenv.cfg ## the package's quick tests with the lowest versions that pyproject.toml allows

@@ -1,12 +1,11 @@
 """How much do the tests notice? Two hundred small faults, planted one at a time in the hand-written rooms.
 
-    python -m tools.mutants map          run every test once and note which lines it runs, in .mutants/
-    python -m tools.mutants              plant the faults in copies of the last commit, and count who catches them
+    python -m tools.mutants              plant them in copies of the last commit, and count what nobody notices
     python -m tools.mutants --count 20   fewer of them
 
-A fault is a comparison turned, a constant changed or a line left out; a seed chooses them. Against each run the tests
-that run its line, the quick tier first, the fastest first, until one fails. Both tiers meet the same faults, so what
-the quick tier misses and all tests catch is the price of being quick.
+A fault is a comparison turned, a constant changed or a line left out; a seed chooses them. The quick tests run once in
+a copy that notes which of them come by which fault. Then each fault meets the tests that came by, the fastest first,
+until one fails. What they all let pass meets the slow tests in the same way.
 """
 
 import argparse
@@ -18,17 +17,15 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from typing import NamedTuple
 
-import coverage
-
 ROOT = Path(__file__).resolve().parents[1]
-NOTES = ROOT / ".mutants"
+TIERS = {"quick": "not slow", "slow": "slow"}  # and how pytest is told
 SECONDS = 40  # of tests against one fault, in each tier
 HANGS = 300  # seconds without an end: the fault is caught, for nobody would wait longer
 TURNED = {
@@ -43,6 +40,7 @@ class Fault(NamedTuple):
     path: str
     line: int
     kind: str
+    number: int  # of the changed node, in the order of ast.walk
     code: str  # of the whole module, with the fault in it
 
     def __str__(self) -> str:
@@ -96,7 +94,7 @@ def plant(count: int, seed: int) -> list[Fault]:
         node = list(ast.walk(tree))[number]
         new = dict(changes(node))[kind]
         code = ast.unparse(ast.fix_missing_locations(Replace(node, new).visit(tree)))
-        faults.append(Fault(path.relative_to(ROOT).as_posix(), line, kind, code))
+        faults.append(Fault(path.relative_to(ROOT).as_posix(), line, kind, number, code))
     return faults
 
 
@@ -110,79 +108,111 @@ def run_pytest(where: Path, *options: str, seconds: float | None = None) -> int:
         return 1
 
 
-def write_map() -> None:
-    """Run all tests, and store what each runs, how long it takes and which tier it is in."""
-    NOTES.mkdir(exist_ok=True)
-    report = NOTES / "tests.json"
-    report.unlink(missing_ok=True)
-    options = ["-n", "2", "--dist", "loadfile", "-p", "tools.mutants", "--cov=kleinlite", "--cov-context=test"]
-    os.environ |= {"COVERAGE_FILE": str(NOTES / "coverage"), "KLEINLITE_TESTS": str(report)}
-    run_pytest(ROOT, *options, "--cov-report=")
+NOTED = """
+import os
+
+known = set()
 
 
-def pytest_runtest_logreport(report) -> None:
-    """As a plugin of the run for the map: a line for each test that passed."""
-    if report.when == "call" and report.passed and not os.environ.get("PYTEST_XDIST_WORKER"):
-        row = [report.nodeid, report.duration, "slow" in report.keywords]
-        with open(os.environ["KLEINLITE_TESTS"], "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+def note(place):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    if test and (test, place) not in known:
+        known.add((test, place))
+        with open({file!r}, "a", encoding="utf-8") as file:
+            file.write(test + "\\t" + place + "\\n")
+"""
 
 
-class Map(NamedTuple):
-    """For each test its seconds and whether it is slow; for each line the tests that run it."""
+def note(place: str) -> ast.stmt:
+    """A statement that notes that the test of the moment has come by."""
+    return ast.parse(f"__import__('kleinlite.noted', fromlist=['note']).note({place!r})").body[0]
 
-    tests: dict[str, tuple[float, bool]]
-    lines: dict[str, dict[int, set[str]]]
 
-    def against(self, fault: Fault, slow: bool) -> list[str]:
-        """The tests of a tier that run a line, the fastest first; those of its module where it runs at import."""
-        lines = self.lines.get(fault.path, {})
-        names = lines.get(fault.line, set())
-        if not names:
-            names = set().union(*lines.values()) if lines else set()
-        rows = {name: self.tests[name] for name in names if name in self.tests}
-        known = sorted((seconds, name) for name, (seconds, is_slow) in rows.items() if is_slow == slow)
+def with_notes(code: str, path: str, faults: list[Fault]) -> str:
+    """A module that notes who enters its functions, and who comes by a statement that a fault would change."""
+    tree = ast.parse(code)
+    nodes = list(ast.walk(tree))
+    above = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+    noted = defaultdict(list)
+    for fault in faults:
+        node = nodes[fault.number]
+        while not isinstance(node, ast.stmt):
+            node = above[node]
+        if type(above[node]) not in (ast.Module, ast.ClassDef):  # these run at import, for all tests of the module
+            noted[node].append(str(fault))
+    for node in nodes:
+        for _, body in ast.iter_fields(node):
+            if isinstance(body, list):
+                body[:] = [new for old in body for new in (*map(note, noted.get(old, ())), old)]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body.insert(int(ast.get_docstring(node) is not None), note(path))
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+class Watched(NamedTuple):
+    """The seconds of each test that passed, and the tests that came by a fault or a module."""
+
+    seconds: dict[str, float]
+    came_by: dict[str, set[str]]
+
+    def against(self, fault: Fault) -> list[str]:
+        """The tests that a fault has to pass, the fastest first; those of its module where it runs at import."""
+        names = self.came_by.get(str(fault)) or self.came_by.get(fault.path, set())
         chosen: list[str] = []
         spent = 0.0
-        for seconds, name in known:
+        for seconds, name in sorted((self.seconds[name], name) for name in names if name in self.seconds):
             spent += seconds
             if spent <= SECONDS or not chosen:
                 chosen.append(name)
         return chosen
 
 
-def read_map() -> Map:
-    """What `map` has stored."""
-    rows = [json.loads(line) for line in (NOTES / "tests.json").read_text("utf-8").splitlines()]
-    data = coverage.CoverageData(str(NOTES / "coverage"))
-    data.read()
-    lines: dict[str, dict[int, set[str]]] = {}
-    for file in data.measured_files():
-        by_line = data.contexts_by_lineno(file)
-        names = {line: {c.partition("|")[0] for c in contexts if c} for line, contexts in by_line.items()}
-        lines[Path(file).relative_to(ROOT).as_posix()] = names
-    return Map({name: (seconds, slow) for name, seconds, slow in rows}, lines)
+def clone(where: Path) -> Path:
+    """A copy of the last commit."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(where)], check=True)
+    return where
 
 
-def catches(where: Path, tests: list[str]) -> bool:
-    """Whether one of these tests fails."""
+def watch(tier: str, faults: list[Fault]) -> Watched:
+    """Run a tier's tests in a copy that takes notes. Tests that fail in it are left out: faults are not why."""
+    with tempfile.TemporaryDirectory() as folder:
+        where = clone(Path(folder) / "watched")
+        notes = Path(folder) / "notes"
+        tests = Path(folder) / "tests"
+        for module in hand_written():
+            path = module.relative_to(ROOT).as_posix()
+            code = with_notes(module.read_text("utf-8"), path, [fault for fault in faults if fault.path == path])
+            (where / path).write_text(code, "utf-8")
+        (where / "kleinlite/noted.py").write_text(NOTED.format(file=str(notes)), "utf-8")
+        os.environ["KLEINLITE_TESTS"] = str(tests)
+        run_pytest(where, "-n", "2", "--dist", "loadfile", "-m", TIERS[tier], "-p", "tools.mutants")
+        came_by = defaultdict(set)
+        for line in notes.read_text("utf-8").splitlines():
+            name, _, place = line.rpartition("\t")
+            came_by[place].add(name)
+        rows = map(json.loads, tests.read_text("utf-8").splitlines())
+        return Watched(dict(rows), came_by)
+
+
+def pytest_runtest_logreport(report) -> None:
+    """As a plugin of a watched run: a line for each test that passed."""
+    if report.when == "call" and report.passed and not os.environ.get("PYTEST_XDIST_WORKER"):
+        with open(os.environ["KLEINLITE_TESTS"], "a", encoding="utf-8") as file:
+            file.write(json.dumps([report.nodeid, report.duration]) + "\n")
+
+
+def passes(fault: Fault, tests: list[str], copies: Queue) -> bool:
+    """Whether a fault passes the tests unnoticed."""
     if not tests:
-        return False
-    names = where / "names"
-    names.write_text("\n".join(tests), "utf-8")
-    return run_pytest(where, "-x", f"@{names}", seconds=HANGS) != 0
-
-
-def judge(fault: Fault, known: Map, copies: Queue) -> str:
-    """Which tier catches it: "quick", "all" or "none"."""
+        return True
     where = copies.get()
     file = where / fault.path
     right = file.read_text("utf-8")
+    names = where / "names"
+    names.write_text("\n".join(tests), "utf-8")
     try:
         file.write_text(fault.code, "utf-8")
-        if catches(where, known.against(fault, slow=False)):
-            return "quick"
-        return "all" if catches(where, known.against(fault, slow=True)) else "none"
+        return run_pytest(where, "-x", f"@{names}", seconds=HANGS) == 0
     finally:
         file.write_text(right, "utf-8")
         copies.put(where)
@@ -190,29 +220,20 @@ def judge(fault: Fault, known: Map, copies: Queue) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", nargs="?", choices=["map"], help="run every test once, first")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if options.what or not (NOTES / "tests.json").exists():
-        write_map()
-    if options.what:
-        return
-    known = read_map()
-    faults = plant(options.count, options.seed)
+    left = plant(options.count, options.seed)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         copies: Queue = Queue()
         for name in ("one", "other"):
-            where = Path(folder) / name
-            subprocess.run(["git", "clone", "-q", str(ROOT), str(where)], check=True)
-            copies.put(where)
-        verdicts = pool.map(lambda fault: judge(fault, known, copies), faults)
-        caught: Counter = Counter()
-        for fault, verdict in zip(faults, verdicts):
-            caught[verdict] += 1
-            print(f"{verdict:6} {fault}", flush=True)
-    quick = caught["quick"]
-    print(f"of {len(faults)} faults the quick tier catches {quick}, all tests {quick + caught['all']}")
+            copies.put(clone(Path(folder) / name))
+        for tier in TIERS:
+            watched = watch(tier, left)
+            passing = pool.map(lambda fault, w=watched: passes(fault, w.against(fault), copies), left)
+            left = [fault for fault, unnoticed in zip(left, passing) if unnoticed]
+            print(*left, sep="\n")
+            print(f"of {options.count} faults {len(left)} pass the {tier} tests too", flush=True)
 
 
 if __name__ == "__main__":
