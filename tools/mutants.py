@@ -4,8 +4,8 @@
     python -m tools.mutants --count 20   fewer of them
 
 A fault is a comparison turned, a constant changed or a line left out; a seed chooses them. The quick tests run once in
-a copy that notes which of them come by which fault. Then each fault meets the tests that came by, the fastest first,
-until one fails. What they all let pass meets the slow tests in the same way.
+a copy that notes which of them come by which fault. Then each fault meets the tests that came by, forty seconds of
+them at most, until one fails. What they all let pass meets the slow tests in the same way.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -156,12 +156,16 @@ class Watched(NamedTuple):
     came_by: dict[str, set[str]]
 
     def against(self, fault: Fault) -> list[str]:
-        """The tests that a fault has to pass, the fastest first; those of its module where it runs at import."""
+        """The tests that a fault has to pass; those of its module where it runs at import.
+
+        First those that come by little else: they are about this. Then the fastest.
+        """
         names = self.came_by.get(str(fault)) or self.came_by.get(fault.path, set())
+        visits = Counter(name for others in self.came_by.values() for name in others)
         chosen: list[str] = []
         spent = 0.0
-        for seconds, name in sorted((self.seconds[name], name) for name in names if name in self.seconds):
-            spent += seconds
+        for name in sorted(names & self.seconds.keys(), key=lambda name: (visits[name], self.seconds[name])):
+            spent += self.seconds[name]
             if spent <= SECONDS or not chosen:
                 chosen.append(name)
         return chosen
@@ -231,8 +235,12 @@ def main() -> None:
         for tier in TIERS:
             watched = watch(tier, left)
             passing = pool.map(lambda fault, w=watched: passes(fault, w.against(fault), copies), left)
-            left = [fault for fault, unnoticed in zip(left, passing) if unnoticed]
-            print(*left, sep="\n")
+            unnoticed = []
+            for fault, passed in zip(left, passing):
+                if passed:
+                    unnoticed.append(fault)
+                    print(fault, flush=True)
+            left = unnoticed
             print(f"of {options.count} faults {len(left)} pass the {tier} tests too", flush=True)
 
 

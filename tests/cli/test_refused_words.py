@@ -79,7 +79,7 @@ def test_a_prompt_that_is_no_text(tiny, refused):
 def test_an_unknown_command(refused):
     refused(f'no command: did you mean `kleinlite generate "{PROMPT}"`?', PROMPT, "--seed", 7)
     refused(f'no command: did you mean `kleinlite generate "{PROMPT}"`?', "draw", PROMPT)
-    refused("did you mean `kleinlite quantize`?", "quantise", "nano")
+    refused("'quantise' is no command: did you mean `kleinlite quantize`?", "quantise", "nano")
     refused("did you mean --output?", "generate", PROMPT, "--out", "x.png")
     refused("x.png not understood", "info", "y.png", "x.png")
     refused("quotes", "generate", "a", "")

@@ -9,6 +9,8 @@ import mlx.core as mx
 import pytest
 from waiting import HANGS
 
+from kleinlite.cpu import compiler
+
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu) or not shutil.which("g++"),
     reason="there MLX compiles nothing into a folder",
@@ -77,3 +79,15 @@ def test_a_library_that_was_cut_short_is_compiled_again(tmp_path):
         for library in libraries:
             library.write_bytes(damage(library.read_bytes()))
         assert draw(folder, tmp_path) == right
+
+
+def test_a_folder_of_another_user_is_left_alone(monkeypatch, tmp_path):
+    """Twice, for the second time our own is there already."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(compiler.os, "access", lambda path, mode: False)
+    (tmp_path / "shared" / "mlx").mkdir(parents=True)
+    for _ in range(2):
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "shared"))
+        monkeypatch.setattr(compiler.tempfile, "tempdir", None)  # where the name is kept once it is known
+        compiler.prepare_compiler.__wrapped__()
+        assert os.environ["TMPDIR"] == str(tmp_path / ".cache" / "kleinlite")

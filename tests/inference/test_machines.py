@@ -15,6 +15,7 @@ from small_nano import launch
 from stand_in_hub import TINY
 from waiting import HANGS
 
+from kleinlite.errors import UserError
 from kleinlite.inference.machine_memory import plan_model
 from kleinlite.klein import Klein
 from kleinlite.models.checkpoint import open_checkpoint
@@ -161,6 +162,23 @@ def test_the_plan_says_what_each_machine_holds():
     assert of_two.autoencoder == alone.autoencoder and of_two.step == alone.step
     with pytest.raises(ValueError, match="3 machines cannot share this model's heads evenly: start one of 1, 2, 4, 8"):
         plan_model(facts, width=1024, height=1024, machines=3)
+
+
+def test_a_text_encoder_whose_heads_do_not_go_round_is_planned_whole():
+    facts = find_facts(str(TINY))
+    alone, of_three = (plan_model(facts, width=64, height=64, machines=n) for n in (1, 3))
+    assert of_three.text_encoder == alone.text_encoder and of_three.transformer < alone.transformer
+
+
+def test_a_network_that_cannot_be_divided_is_not_kept():
+    def share(part):
+        raise UserError("This cannot be divided.")
+
+    parts = Klein.from_pretrained("nano")._model.parts
+    parts.cluster = SimpleNamespace(machines=2, share=share)
+    with pytest.raises(UserError, match="cannot be divided"):
+        parts.load("transformer")
+    assert "transformer" not in parts.loaded
 
 
 @pytest.mark.parametrize("quantize", [None, 8])

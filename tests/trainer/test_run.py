@@ -13,7 +13,7 @@ from small_nano import CONFIG, GRID, launch, small_world  # noqa: F401, a fixtur
 
 from kleinlite.autoencoder import Autoencoder
 from kleinlite.errors import UserError
-from kleinlite.trainer.run import Run, lock_folder
+from kleinlite.trainer.run import Run, lock_folder, train_with_progress
 from kleinlite.training import encode_batch, flow_loss, flow_optimizer, initialize
 from kleinlite.transformer import Transformer
 from recipe.data import autoencoder_batch
@@ -61,6 +61,23 @@ def test_a_young_average_forgets_its_start(tmp_path):
     for weight, decay in zip(weights, decays):
         average = decay * average + (1 - decay) * weight
     assert run.average["weight"].item() == pytest.approx(average, abs=1e-5)
+
+
+def test_progress_is_saved_every_so_many_steps_and_at_the_end(tmp_path):
+    path = tmp_path / "a.safetensors"
+    run = Run(path, nn.Linear(1, 1), optim.SGD(0.1))
+    saved = []
+
+    def report():
+        saved.append((run.step, Run(path, nn.Linear(1, 1), optim.SGD(0.1)).step))
+        return "well"
+
+    def loss(model, x):
+        return (model(x) ** 2).mean()
+
+    train_with_progress(run, 5, loss, lambda _: (mx.ones((1, 1)),), report, every=2, log=tmp_path / "log")
+    assert saved == [(2, 2), (4, 4), (5, 5)]
+    assert (tmp_path / "log").read_text("utf-8").count("well") == 3
 
 
 @pytest.mark.slow

@@ -26,6 +26,13 @@ def test_base_4b_in_four_bits_fits_into_twelve_gigabytes():
     assert larger.peak_bytes > 2 * plan.peak_bytes
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_the_plan_is_for_the_numbers_that_this_processor_computes_with(monkeypatch, dtype):
+    monkeypatch.setattr(plan_module, "compute_dtype", lambda: dtype)
+    plan, on_cpu = (plan_training(RELEASED_CONFIGS["4b"], (512, 512), cpu=cpu) for cpu in (None, True))
+    assert (plan.activations == on_cpu.activations) == (dtype == mx.float32)
+
+
 def test_what_does_not_fit_is_refused_with_the_ways_out(monkeypatch):
     monkeypatch.setattr(plan_module, "machine_memory", lambda held=0: (4, 3))
     plan = TrainingPlan(adapter=1, activations=1, peak_bytes=4)
