@@ -39,6 +39,8 @@ FOREIGN = {
     "git checkout :/notebooks/00_idea.ipynb": "git's own",
     "git pull": "git's own",
     "pip install git+https://github.com/kleinlite/kleinlite": "the network",
+    "pip install mlx": "the network",
+    'pip install "mlx[cpu]"': "the network",
     "source .venv/bin/activate": "it is made by make",
     "hf upload YOU/klein-4bit klein-4bit": "the real hub",
     "mlx.distributed_config --backend ring --over ethernet --hosts mac-1,mac-2 --output-hostfile macs.json": "two Macs",
