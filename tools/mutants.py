@@ -150,21 +150,20 @@ def with_notes(code: str, path: str, faults: list[Fault]) -> str:
 
 
 class Watched(NamedTuple):
-    """The seconds of each test that passed, and the tests that came by a fault or a module."""
+    """The seconds of each test that passed, and the tests that came by a fault or a module.
+
+    First stand the tests that come by little else: they are about this. Then the fastest.
+    """
 
     seconds: dict[str, float]
     came_by: dict[str, set[str]]
 
     def against(self, fault: Fault) -> list[str]:
-        """The tests that a fault has to pass; those of its module where it runs at import.
-
-        First those that come by little else: they are about this. Then the fastest.
-        """
+        """The tests that a fault has to pass, in their order; those of its module where it runs at import."""
         names = self.came_by.get(str(fault)) or self.came_by.get(fault.path, set())
-        visits = Counter(name for others in self.came_by.values() for name in others)
         chosen: list[str] = []
         spent = 0.0
-        for name in sorted(names & self.seconds.keys(), key=lambda name: (visits[name], self.seconds[name])):
+        for name in (name for name in self.seconds if name in names):
             spent += self.seconds[name]
             if spent <= SECONDS or not chosen:
                 chosen.append(name)
@@ -194,8 +193,9 @@ def watch(tier: str, faults: list[Fault]) -> Watched:
         for line in notes.read_text("utf-8").splitlines():
             name, _, place = line.rpartition("\t")
             came_by[place].add(name)
+        visits = Counter(name for names in came_by.values() for name in names)
         rows = map(json.loads, tests.read_text("utf-8").splitlines())
-        return Watched(dict(rows), came_by)
+        return Watched(dict(sorted(rows, key=lambda row: (visits[row[0]], row[1]))), came_by)
 
 
 def pytest_runtest_logreport(report) -> None:
